@@ -1,0 +1,104 @@
+"""The seams between parts. Implementations live in their own layers; each has a contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from burnish.core.records import GenerateRequest, Generation, Message, Task, ToolSpec, Verdict
+from burnish.core.vocabulary import Split
+
+if TYPE_CHECKING:
+    from burnish.core.boxes import SandboxPool
+
+
+class EpisodeContext(NamedTuple):
+    """What an environment may use while it runs an episode."""
+
+    sandboxes: SandboxPool
+    """Where model-written code runs."""
+    seed: int
+    """For any randomness of the environment."""
+
+
+class Episode(Protocol):
+    """One task being worked on."""
+
+    async def act(self, message: Message) -> tuple[Message, ...] | None:
+        """Take the policy's turn; return messages for the next one, or None when it is over.
+
+        Raises plain Python exceptions; the caller classifies them as `environment` failures.
+        """
+        ...
+
+    async def verdict(self) -> Verdict:
+        """Judge the episode. Called once, after the last `act`, also when a budget ran out."""
+        ...
+
+    async def close(self) -> None:
+        """Free boxes and files. Called exactly once, whatever happened."""
+        ...
+
+
+class Environment(Protocol):
+    """A domain: turns an index into a task, a task into an episode, an episode into a verdict."""
+
+    @property
+    def name(self) -> str:
+        """Domain name, `[a-z][a-z0-9_]*`."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """`sha256:...` over code and configuration: verdicts and quarantines bind to it."""
+        ...
+
+    @property
+    def tools(self) -> tuple[ToolSpec, ...]:
+        """Tools on offer; empty for single-turn domains."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """One sentence for people."""
+        ...
+
+    def task(self, split: Split, index: int) -> Task:
+        """The item at `index` >= 0 of `split`. Pure: same arguments, same task, everywhere."""
+        ...
+
+    async def start(self, task: Task, context: EpisodeContext) -> Episode:
+        """Begin an episode."""
+        ...
+
+    def reference(self, task: Task) -> tuple[Message, ...]:
+        """An oracle's assistant messages, one per turn, that reach the full score in order."""
+        ...
+
+
+class Engine(Protocol):
+    """Turns prompts into tokens. Methods may be called from any thread and event loop."""
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights that answer now."""
+        ...
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one continuation."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """The canary's question: log-prob of each token given those before it, temperature 1.
+
+        The first entry is 0.0.
+        """
+        ...
+
+    async def update_weights(self, state: Mapping[str, Any], version: int) -> None:
+        """Swap weights between two steps. Returns when the next token will come from `version`."""
+        ...
+
+    async def close(self) -> None:
+        """Abort what is running and stop."""
+        ...

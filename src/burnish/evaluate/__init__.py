@@ -1,0 +1,1 @@
+"""Layer 7: suites, statistics, paired comparison and the regression gate."""

@@ -1,0 +1,1 @@
+"""Layer 3: decoder, tokenizer, chat rendering, weights in and out."""

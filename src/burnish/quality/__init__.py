@@ -1,0 +1,1 @@
+"""Layer 7: probes of environments and the gate that their verdicts drive."""

@@ -1,0 +1,1 @@
+"""Layer 5: engine, agent loop and collection of rollouts."""

@@ -1,0 +1,1 @@
+"""The turn loop: tokens in, tokens out."""

@@ -1,0 +1,1 @@
+"""Groups of episodes, with failures classified."""

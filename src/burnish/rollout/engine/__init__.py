@@ -1,0 +1,1 @@
+"""Inference in process: continuous batching over a paged cache."""

@@ -1,0 +1,1 @@
+"""Layer 3: isolated execution of model-written code."""

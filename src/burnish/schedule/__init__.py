@@ -1,0 +1,1 @@
+"""Layer 6: what to sample next; pure state machines."""

@@ -1,0 +1,1 @@
+"""Layer 2: the run directory and everything that persists in it."""

@@ -1,0 +1,1 @@
+"""Layer 5: losses, advantages, packing, optimizer, checkpoints."""
