@@ -72,8 +72,8 @@ class Block(nn.Module):
         q, k = rotate(q, cos_TD, sin_TD), rotate(k, cos_TD, sin_TD)
         x_TE = x_TE + self.output(attend(self.layer, q, k, v).reshape(-1, c.num_heads * c.head_dim))
         gate, up = self.gate_up(self.mlp_norm(x_TE)).chunk(2, dim=-1)
-        x_TE = x_TE + self.down(F.silu(gate) * up)
-        return x_TE
+        mlp_TE: Tensor = self.down(F.silu(gate) * up)
+        return x_TE + mlp_TE
 
 
 class Decoder(nn.Module):
