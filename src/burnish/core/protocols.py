@@ -76,6 +76,31 @@ class Environment(Protocol):
         ...
 
 
+class Renderer(Protocol):
+    """Messages to tokens and back, through the model's own chat template."""
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an assistant turn."""
+        ...
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+        """Tokens of the opening, up to and including the assistant's header."""
+        ...
+
+    def extend(self, replies: Sequence[Message], stopped: bool) -> tuple[int, ...]:
+        """Tokens between one assistant turn and the next; `stopped` if a stop token was sampled."""
+        ...
+
+    def parse(self, token_ids: Sequence[int]) -> Message:
+        """The assistant message that sampled tokens stand for. Never raises for what was sampled."""
+        ...
+
+    def assistant(self, message: Message) -> tuple[int, ...]:
+        """Tokens of a given assistant turn, its end included: references and oracle runs."""
+        ...
+
+
 class Engine(Protocol):
     """Turns prompts into tokens. Methods may be called from any thread and event loop."""
 

@@ -1,0 +1,144 @@
+"""Collects rollouts: episodes of one task at once, failures classified, retried and counted.
+
+A failure of the machine or the sandbox is retried with a fresh episode and the same seed, because it
+says nothing about the policy. A failure of the environment or the verifier would only repeat itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from burnish.core.clock import Clock
+from burnish.core.errors import ClassifiedFailure
+from burnish.core.protocols import Engine, Environment, EpisodeContext, Renderer
+from burnish.core.records import Failure, Group, Rollout, Task
+from burnish.core.seeds import derive_seed
+from burnish.core.vocabulary import FailureKind, Split
+from burnish.rollout.agent.episode import EpisodePlan, failed_rollout, run_episode
+
+RETRIED = frozenset({FailureKind.INFRA, FailureKind.SANDBOX})
+
+
+class Sampling(NamedTuple):
+    """How the tokens of an episode are drawn."""
+
+    temperature: float
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus mass."""
+
+
+class Presence(NamedTuple):
+    """Told when an episode begins and ends: the engine's barrier in deterministic mode."""
+
+    enter: Callable[[], None]
+    """An episode will ask the engine for tokens."""
+    leave: Callable[[], None]
+    """It will not ask again."""
+
+
+class Collector:
+    """Runs episodes against one engine. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        renderer: Renderer,
+        context: Callable[[int], EpisodeContext],
+        clock: Clock,
+        presence: Presence | None = None,
+        max_attempts: int = 3,
+        step_timeout_s: float = 30.0,
+        on_failure: Callable[[Failure], None] = lambda failure: None,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            engine: answers the prompts.
+            renderer: messages to tokens and back.
+            context: makes an episode's context from its seed.
+            clock: measures durations.
+            presence: the barrier of deterministic mode; durations are then recorded as 0.0.
+            max_attempts: tries for one episode when the machine or the sandbox fails.
+            step_timeout_s: bound on each call into an environment.
+            on_failure: told of every failure, retried or not.
+        """
+        self._engine, self._renderer, self._context, self._clock = engine, renderer, context, clock
+        self._presence, self._max_attempts = presence, max_attempts
+        self._step_timeout_s, self._on_failure = step_timeout_s, on_failure
+
+    async def group(
+        self,
+        environment: Environment,
+        index: int,
+        *,
+        num_samples: int,
+        root_seed: int,
+        sampling: Sampling,
+        version: int,
+    ) -> Group:
+        """All samples of training item `index`, judged."""
+        task = environment.task(Split.TRAIN, index)
+        group_id = f"{environment.name}/{index}"
+        seeds = [derive_seed(root_seed, "train", group_id, n) for n in range(num_samples)]
+        rollouts = await asyncio.gather(
+            *(
+                self.rollout(environment, task, sample=n, seed=seed, sampling=sampling)
+                for n, seed in enumerate(seeds)
+            )
+        )
+        return Group(
+            group_id=group_id,
+            domain=environment.name,
+            index=index,
+            dispatched_version=version,
+            rollouts=tuple(rollouts),
+        )
+
+    async def rollout(
+        self, environment: Environment, task: Task, *, sample: int, seed: int, sampling: Sampling
+    ) -> Rollout:
+        """One episode with retries. Never raises for a classified failure: it becomes the outcome."""
+        group_id = f"{task.domain}/{task.index}"
+        plan = EpisodePlan(
+            rollout_id=f"{group_id}/{sample}",
+            group_id=group_id,
+            task=task,
+            seed=seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            step_timeout_s=self._step_timeout_s,
+        )
+        if self._presence is None:
+            return await self._attempts(plan, environment)
+        self._presence.enter()
+        try:
+            return await self._attempts(plan, environment)
+        finally:
+            self._presence.leave()
+
+    async def _attempts(self, plan: EpisodePlan, environment: Environment) -> Rollout:
+        start_s = self._clock.now_s()
+        for attempt in range(1, self._max_attempts + 1):
+            try:
+                rollout = await run_episode(
+                    plan,
+                    engine=self._engine,
+                    renderer=self._renderer,
+                    environment=environment,
+                    context=self._context(plan.seed),
+                )
+            except ClassifiedFailure as error:
+                self._on_failure(error.failure)
+                if error.failure.kind in RETRIED and attempt < self._max_attempts:
+                    continue
+                prompt = self._renderer.prompt(plan.task.prompt, environment.tools)
+                rollout = failed_rollout(plan, environment, prompt, error.failure)
+            elapsed_s = 0.0 if self._presence is not None else self._clock.now_s() - start_s
+            return msgspec.structs.replace(rollout, duration_s=elapsed_s)
+        raise AssertionError("the last attempt returns")
