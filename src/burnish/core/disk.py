@@ -1,0 +1,87 @@
+"""Files that are whole or absent, and a full disk told in one line."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from burnish.core.errors import UserError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DiskFullError(UserError):
+    """No space left. What was written before is whole; the run can be resumed."""
+
+    def __init__(self, path: Path, needed_bytes: int | None = None) -> None:
+        """Name the path and what is free there."""
+        free = _free_bytes(path)
+        need = "" if needed_bytes is None else f", {needed_bytes:,} needed"
+        super().__init__(
+            f"{path}: no space left on this disk ({free:,} bytes free{need}).",
+            fix="free some space (or choose another run directory), then go on with --resume.",
+        )
+
+
+def ensure_free_space(path: Path, num_bytes: int) -> None:
+    """Refuse to start what cannot finish.
+
+    Raises:
+        DiskFullError: if fewer than `num_bytes` are free where `path` is or will be.
+    """
+    if _free_bytes(path) < num_bytes:
+        raise DiskFullError(path, num_bytes)
+
+
+@contextmanager
+def full_disk_is_one_line(path: Path) -> Iterator[None]:
+    """Translate ENOSPC and EDQUOT into DiskFullError; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise DiskFullError(path) from error
+        raise
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace `path` with `data`: after a crash the file is the old or the new one, never a mix.
+
+    Durable on return: the data, the name and the removal of the old file are on the disk.
+
+    Raises:
+        DiskFullError: the old file, if any, is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with full_disk_is_one_line(path):
+        try:
+            with open(temporary, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a name is that of a temporary file which a killed `write_atomically` left."""
+    return path.name.startswith(".") and path.name.endswith(".tmp")
+
+
+def sync_directory(path: Path) -> None:
+    """Make creations, renames and removals in `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_bytes(path: Path) -> int:
+    existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+    return shutil.disk_usage(existing).free
