@@ -74,9 +74,9 @@ def _real_path(problem: Any, tree: Mapping[str, Any]) -> KeyPath:
     here: Any = tree
     last = len(problem["loc"]) - 1
     for position, part in enumerate(problem["loc"]):
-        if isinstance(here, Mapping) and part in here:
-            here = here[part]
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+        in_table = isinstance(here, Mapping) and part in here
+        in_array = isinstance(here, list) and isinstance(part, int) and part < len(here)
+        if in_table or in_array:
             here = here[part]
         elif isinstance(part, int) or problem["type"] != "missing" or position < last:
             continue

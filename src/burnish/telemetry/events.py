@@ -1,7 +1,7 @@
 """What happened in a run, in order: typed events in `events.jsonl`.
 
-After a resume the events of undone steps stay in the file; a `rolled_back` event says from where the
-run went on.
+After a resume the events of undone steps stay in the file; a `rolled_back` event says from where
+the run went on.
 """
 
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ class Event(Record, frozen=True, kw_only=True):
     """What happened."""
     step: int
     """Optimizer step during which it happened; 0 before the first."""
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
     """Details, by kind."""
 
 

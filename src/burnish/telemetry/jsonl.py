@@ -14,8 +14,8 @@ _TAIL_BYTES = 1 << 16
 class JsonLinesFile:
     """One writer. A line is there completely or not at all.
 
-    Each line is one write to a file opened for appending, so a killed process leaves at most one torn
-    line, at the end; opening the file again cuts it away.
+    Each line is one write to a file opened for appending, so a killed process leaves at most one
+    torn line, at the end; opening the file again cuts it away.
     """
 
     def __init__(self, path: Path) -> None:
