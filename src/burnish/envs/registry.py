@@ -1,0 +1,184 @@
+"""Which environments there are: shipped ones by name, others as `module:Class`.
+
+Entries are data. Nothing is imported until an environment is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from burnish.core.errors import UserError
+from burnish.core.protocols import Environment
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+class Entry(NamedTuple):
+    """How to build one shipped environment."""
+
+    target: str
+    """`module:Class`."""
+    config: Mapping[str, Any] | None = None
+    """Keys of the class's configuration; None for classes without one."""
+
+
+def _generator(name: str, description: str, form: str, prompt: str, **parameters: Any) -> Entry:
+    """A reasoning-gym generator as an entry."""
+    return Entry(
+        "burnish.envs.reasoning_gym:ReasoningGym",
+        {
+            "name": name,
+            "description": description,
+            "generator": name,
+            "parameters": parameters,
+            "form": form,
+            "prompt": prompt,
+        },
+    )
+
+
+SHIPPED: Mapping[str, Entry] = {
+    "chain_sum": _generator(
+        "chain_sum",
+        "Add or subtract two numbers of two digits.",
+        "number",
+        "What is {expression}? Answer with the number only.",
+        min_terms=2,
+        max_terms=2,
+        min_digits=2,
+        max_digits=2,
+    ),
+    "number_sorting": _generator(
+        "number_sorting",
+        "Sort a few numbers, up or down.",
+        "list",
+        "Sort these numbers in {direction} order: {original_numbers}. "
+        "Answer with the sorted numbers only, separated by commas.",
+        min_numbers=3,
+        max_numbers=4,
+        min_decimals=0,
+        max_decimals=0,
+        min_value=1,
+        max_value=99,
+    ),
+    "word_sequence_reversal": _generator(
+        "word_sequence_reversal",
+        "Write a list of words in reverse order.",
+        "list",
+        "Reverse the order of these words: {words}. "
+        "Answer with the words only, separated by commas.",
+        min_words=3,
+        max_words=5,
+    ),
+    "needle_haystack": _generator(
+        "needle_haystack",
+        "Find who holds an opinion among a few statements.",
+        "word",
+        "{question}",
+        min_num_statements=4,
+        max_num_statements=6,
+    ),
+    "spell_backward": _generator(
+        "spell_backward",
+        "Spell a short word backward.",
+        "word",
+        "Spell the word {word} backward. Answer with the reversed word only.",
+        min_word_len=3,
+        max_word_len=4,
+    ),
+    "letter_counting": _generator(
+        "letter_counting",
+        "Count how often a letter occurs in a few words.",
+        "number",
+        "{question} Answer with the number only.",
+        min_words=3,
+        max_words=4,
+    ),
+    "code": Entry("burnish.envs.code:Code"),
+    "calculator": Entry("burnish.envs.calculator:Calculator"),
+    "extraction": Entry("burnish.envs.extraction:Extraction"),
+    "formatting": Entry("burnish.envs.formatting:Formatting"),
+}
+"""All shipped domains."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of the shipped environments, sorted."""
+    return tuple(sorted(SHIPPED))
+
+
+def get(name: str) -> Environment:
+    """Build an environment from a shipped name or `module:Class` (called without arguments).
+
+    Raises:
+        UserError: if there is no such thing, or it is not an environment.
+    """
+    if ":" in name:
+        return _checked(name, _build(name, None))
+    entry = SHIPPED.get(name)
+    if entry is None:
+        near = difflib.get_close_matches(name, SHIPPED, n=1, cutoff=0.5)
+        raise UserError(
+            f"unknown environment {name!r}.",
+            fix=f"use {near[0]!r}."
+            if near
+            else f"use one of {', '.join(names())}, or module:Class.",
+        )
+    return _checked(name, _build(entry.target, entry.config))
+
+
+def _build(target: str, config: Mapping[str, Any] | None) -> object:
+    kind = _load(target)
+    if config is not None:
+        (parameter,) = inspect.signature(kind, eval_str=True).parameters.values()
+        return kind(parameter.annotation(**config))
+    try:
+        inspect.signature(kind).bind()
+    except TypeError as error:
+        raise UserError(
+            f"{target} cannot be called without arguments: {error}.",
+            fix="give every argument of its constructor a default.",
+        ) from error
+    return kind()
+
+
+def _load(target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise UserError(
+            f"cannot import {module_name!r} of environment {target!r}: {error}.",
+            fix="install the package, or put its folder on PYTHONPATH.",
+        ) from error
+    kind = getattr(module, attribute, None)
+    if not callable(kind):
+        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        raise UserError(
+            f"module {module_name!r} has no class {attribute!r}.",
+            fix=f"use {module_name}:{near[0]}." if near else "name a class of the module.",
+        )
+    return kind
+
+
+def _checked(target: str, built: object) -> Environment:
+    """Refuse what is not an environment now, rather than in the middle of a run."""
+    parts = ("name", "digest", "tools", "description", "task", "start", "reference")
+    missing = [part for part in parts if not hasattr(built, part)]
+    if missing:
+        raise UserError(
+            f"{target} is not an environment: it lacks {', '.join(missing)}.",
+            fix="implement burnish.core.protocols.Environment.",
+        )
+    environment: Environment = built  # type: ignore[assignment]
+    if not _NAME.fullmatch(environment.name):
+        raise UserError(
+            f"{target} calls itself {environment.name!r}.",
+            fix="use a name of lower case letters, digits and underscores.",
+        )
+    return environment
