@@ -1,12 +1,52 @@
 """Architecture of a decoder, read from a Hugging Face `config.json`."""
 
+import math
 from typing import Any, Literal
+
+import msgspec
 
 from burnish.core.errors import UserError
 from burnish.core.records import Record
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
+
+
+# What transformers assumes for a key that an old or hand-written config.json leaves out.
+_HF_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+    "mistral": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131_072,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    "qwen2": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
 
 
 class RopeScaling(Record, frozen=True, kw_only=True):
@@ -60,31 +100,59 @@ class ModelConfig(Record, frozen=True, kw_only=True):
     qk_norm: bool = False
     """RMSNorm on q and k heads (Qwen3)."""
     sliding_window: int | None = None
-    """Tokens that a query sees back, itself included (Mistral)."""
+    """Tokens that a query sees back, itself included, in every layer (Mistral)."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no forward pass can be built from."""
+        for name in (*_COUNTS, "rms_norm_eps", "rope_theta"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}, not above 0")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"{self.num_heads} heads do not divide by {self.num_kv_heads} kv heads"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window is {self.sliding_window}, not above 0")
 
 
-def from_hf(raw: dict[str, Any]) -> ModelConfig:
-    """Read a Hugging Face configuration.
+def from_hf(raw: dict[str, Any], *, source: str = "config.json") -> ModelConfig:
+    """Read a Hugging Face configuration, of transformers 5 (`rope_parameters`) or older.
+
+    Args:
+        raw: the decoded `config.json`.
+        source: where it came from, for messages.
 
     Raises:
-        UserError: for a family or a feature that the decoder does not implement.
+        UserError: for a family or a feature that the decoder does not implement, or a missing or
+            senseless value.
     """
     family = raw.get("model_type")
     if family not in FAMILIES:
         raise UserError(
-            f"model_type {family!r} is not implemented.", fix=f"use one of {', '.join(FAMILIES)}."
+            f"{source}: model_type {family!r} is not implemented.",
+            fix=f"use a model of one of {', '.join(FAMILIES)}.",
         )
+    raw = _HF_DEFAULTS[family] | raw
     if raw.get("hidden_act", "silu") != "silu":
         raise UserError(
-            f"hidden_act {raw['hidden_act']!r} is not implemented.", fix="use a model with silu."
+            f"{source}: hidden_act {raw['hidden_act']!r} is not implemented.",
+            fix="use a model with silu.",
         )
-    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    bias = bool(raw.get("attention_bias", False))
+    required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    missing = [key for key in (*required, "num_attention_heads") if not raw.get(key)]
+    if missing:
+        raise UserError(
+            f"{source}: {', '.join(missing)} missing.",
+            fix="take config.json from the model's own repository.",
+        )
+    rope = _rope(raw, source)
+    bias = family in ("llama", "qwen3") and bool(raw.get("attention_bias", False))
     heads = raw["num_attention_heads"]
-    window = (
-        raw.get("sliding_window") if raw.get("use_sliding_window", family == "mistral") else None
-    )
-    return ModelConfig(
+    return checked(
+        source,
         family=family,
         vocab_size=raw["vocab_size"],
         hidden_size=raw["hidden_size"],
@@ -95,26 +163,132 @@ def from_hf(raw: dict[str, Any]) -> ModelConfig:
         head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
         max_position_embeddings=raw["max_position_embeddings"],
         rms_norm_eps=raw["rms_norm_eps"],
-        rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
-        rope_scaling=_rope_scaling(rope),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=True if family == "qwen2" else bias,
+        rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0,
+        rope_scaling=_rope_scaling(rope, source),
+        tie_word_embeddings=raw.get("tie_word_embeddings", False),
+        qkv_bias=family == "qwen2" or bias,
         o_bias=bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
         qk_norm=family == "qwen3",
-        sliding_window=window,
+        sliding_window=_window(raw, source),
     )
 
 
-def _rope_scaling(rope: dict[str, Any]) -> RopeScaling | None:
+def to_hf(config: ModelConfig) -> dict[str, Any]:
+    """A `config.json` that transformers 4 and 5 both read, without token ids and dtype."""
+    c = config
+    scaling = c.rope_scaling
+    rope = (
+        {"rope_type": "default"}
+        if scaling is None
+        else {"rope_type": "llama3", **msgspec.to_builtins(scaling)}
+    )
+    raw: dict[str, Any] = {
+        "architectures": [_ARCHITECTURES[c.family]],
+        "model_type": c.family,
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": c.max_position_embeddings,
+        "rms_norm_eps": c.rms_norm_eps,
+        "rope_parameters": {**rope, "rope_theta": c.rope_theta},
+        "rope_theta": c.rope_theta,
+        "rope_scaling": None if scaling is None else rope,
+        "tie_word_embeddings": c.tie_word_embeddings,
+        "attention_dropout": 0.0,
+        "use_cache": True,
+    }
+    if c.family in ("llama", "qwen3"):
+        raw["attention_bias"] = c.qkv_bias
+    if c.family == "llama":
+        raw["mlp_bias"] = c.mlp_bias
+    if c.family == "mistral":
+        raw["sliding_window"] = c.sliding_window
+    if c.family in ("qwen2", "qwen3"):
+        raw["use_sliding_window"] = c.sliding_window is not None
+        raw["sliding_window"] = c.sliding_window
+        raw["max_window_layers"] = 0 if c.sliding_window is not None else c.num_layers
+    return raw
+
+
+def checked(source: str, **fields: Any) -> ModelConfig:
+    """A ModelConfig whose types and ranges have been checked.
+
+    Raises:
+        UserError: naming `source` and the first field that is wrong.
+    """
+    try:
+        config = msgspec.convert(fields, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise UserError(
+            f"{source}: {error}.", fix="take the file from the model's own repository again."
+        ) from error
+    if config.family == "llama" and config.qkv_bias != config.o_bias:
+        raise UserError(
+            f"{source}: biases on q, k, v but not on the attention output, or the reverse.",
+            fix="use a model with biases on all four or on none.",
+        )
+    return config
+
+
+_ARCHITECTURES: dict[str, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
+def _window(raw: dict[str, Any], source: str) -> int | None:
+    """The window if all layers have it, None if none has."""
+    family, window = raw["model_type"], raw.get("sliding_window")
+    if family == "llama" or window is None:
+        return None
+    num_layers = raw["num_hidden_layers"]
+    if family == "mistral":
+        sliding = num_layers
+    elif not raw.get("use_sliding_window", False):
+        sliding = 0
+    elif raw.get("layer_types"):
+        sliding = list(raw["layer_types"]).count("sliding_attention")
+    else:
+        sliding = num_layers - min(num_layers, raw["max_window_layers"])
+    if sliding not in (0, num_layers):
+        raise UserError(
+            f"{source}: only {sliding} of {num_layers} layers have a sliding window.",
+            fix="use a model with the same attention in every layer.",
+        )
+    return window if sliding else None
+
+
+def _rope(raw: dict[str, Any], source: str) -> dict[str, Any]:
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise UserError(
+            f"{source}: rope_parameters is not an object.",
+            fix="take config.json from the model's own repository.",
+        )
+    share = rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0
+    if share != 1.0:
+        raise UserError(
+            f"{source}: partial_rotary_factor {share} is not implemented.",
+            fix="use a model that rotates whole heads.",
+        )
+    return rope
+
+
+def _rope_scaling(rope: dict[str, Any], source: str) -> dict[str, Any] | None:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return None
     if kind != "llama3":
-        raise UserError(f"rope_type {kind!r} is not implemented.", fix='use "default" or "llama3".')
-    return RopeScaling(
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
-    )
+        raise UserError(
+            f"{source}: rope_type {kind!r} is not implemented.",
+            fix='use a model with "default" or "llama3".',
+        )
+    return {name: rope[name] for name in RopeScaling.__struct_fields__ if name in rope}

@@ -7,7 +7,8 @@ Shapes: T tokens in the flat batch, E hidden width, H query heads, K key/value h
 V vocabulary, N selected tokens.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -104,9 +105,15 @@ class Decoder(nn.Module):
         hidden: Tensor = self.norm(x_TE)
         return hidden
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Keep the frequencies in fp32: in bf16, `decoder.to(bfloat16)` would turn far tokens."""
+        super()._apply(fn, recurse)
+        self.inv_freq = inverse_frequencies(self.config).to(self.embedding.weight.device)
+        return self
+
     def rope(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, D] for `rotate`, computed in fp32."""
-        angles = torch.outer(positions_T.float(), self.inv_freq.float())
+        angles = torch.outer(positions_T.float(), self.inv_freq)
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
@@ -126,8 +133,10 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Rotary frequencies [D / 2], with Llama-3 scaling where configured."""
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    """Rotary frequencies [D / 2] in fp32 on the CPU, with Llama-3 scaling where configured."""
+    # The explicit device holds under `with torch.device("meta")` too.
+    steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu")
+    exponents = steps.float() / config.head_dim
     inv_freq = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
     if scaling is None:

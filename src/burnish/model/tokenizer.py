@@ -1,0 +1,107 @@
+"""Text to tokens and back, for byte-level BPE tokenizers.
+
+User text is never markup: `encode` turns "<|im_end|>" into ordinary tokens unless the caller, who
+then vouches for every character, says `allow_special=True`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from burnish.core.errors import UserError
+
+
+class Tokenizer:
+    """A fast tokenizer and what the model's files say about its special tokens."""
+
+    def __init__(self, document: dict[str, Any], *, source: str, named: dict[str, str]) -> None:
+        """Build from a decoded `tokenizer.json`.
+
+        Args:
+            document: the contents of `tokenizer.json`.
+            source: file or directory that it came from, for messages.
+            named: special tokens by role, such as {"eos_token": "<|im_end|>"}.
+
+        Raises:
+            UserError: if the tokenizer cannot be built, is not byte-level, or cannot keep user
+                text apart from its special tokens.
+        """
+        self.source, self.named = source, named
+        text = json.dumps(document, ensure_ascii=False)
+        if '"ByteLevel"' not in json.dumps(document.get("decoder")):
+            raise UserError(
+                f"{source}: the tokenizer is not byte-level BPE.",
+                fix="use a model with one, such as SmolLM, Llama 3, Qwen or Mistral Nemo.",
+            )
+        self._backend, self._plain = _build(text, source), _build(text, source)
+        self._plain.encode_special_tokens = True
+        self.special_ids: dict[str, int] = {
+            token["content"]: token["id"] for token in document["added_tokens"] if token["special"]
+        }
+        self._check_named()
+        self._check_injection()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens; the model's embedding may have more rows."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_id(self) -> int:
+        """The highest id that `encode` can give."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values())
+
+    @property
+    def special_pattern(self) -> re.Pattern[str]:
+        """Matches every special token, longest first."""
+        return re.compile("|".join(map(re.escape, sorted(self.special_ids, key=len, reverse=True))))
+
+    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+        """Token ids, nothing added. Special tokens in `text` are plain text unless allowed."""
+        backend = self._backend if allow_special else self._plain
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+
+    def token_id(self, role: str) -> int | None:
+        """Id of a named special token such as `eos_token`, if the model has it."""
+        content = self.named.get(role)
+        return None if content is None else self._backend.token_to_id(content)
+
+    def save(self, path: Path) -> None:
+        """Write `tokenizer.json`."""
+        path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+
+    def _check_named(self) -> None:
+        for role, content in self.named.items():
+            if self._backend.token_to_id(content) is None:
+                raise UserError(
+                    f"{self.source}: {role} {content!r} is not in the vocabulary.",
+                    fix="take the tokenizer files from the model's own repository.",
+                )
+
+    def _check_injection(self) -> None:
+        forbidden = set(self.special_ids.values())
+        for content in self.special_ids:
+            if not content or forbidden.intersection(self.encode(content)):
+                raise UserError(
+                    f"{self.source}: text {content!r} cannot be told from the special token.",
+                    fix="use a model whose special tokens are not ordinary words.",
+                )
+
+
+def _build(text: str, source: str) -> Backend:
+    try:
+        return Backend.from_str(text)
+    except Exception as error:  # the library raises bare Exception for every kind of bad file
+        raise UserError(
+            f"{source}: the tokenizer cannot be built ({error}).",
+            fix="take the tokenizer files from the model's own repository.",
+        ) from error
