@@ -1,0 +1,121 @@
+"""Entry point of the `burnish` command.
+
+Nothing is imported here beyond the standard library: `burnish --help` must answer at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+
+EXIT_BUG = 1
+EXIT_USER = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, 1 our fault, 2 the user's, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    if debug:
+        arguments.remove("--debug")
+    with ErrorsForPeople(debug=debug, as_json="--json" in arguments):
+        from burnish.cli.app import build_app
+
+        status = build_app()(arguments, exit_on_error=False, print_error=False)
+        sys.stdout.flush()
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+class ErrorsForPeople:
+    """Turns whatever leaves a command into one line, the fix, and an exit status."""
+
+    def __init__(self, *, debug: bool, as_json: bool) -> None:
+        """With `debug`, bugs keep their traceback; with `as_json`, errors are also JSON."""
+        self._debug = debug
+        self._as_json = as_json
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Translate `error`; a clean exit and an exit status pass through."""
+        if error is None or isinstance(error, SystemExit | GeneratorExit):
+            return
+        # Colours and the like are not worth an import here: this also runs when imports fail.
+        if isinstance(error, BrokenPipeError):
+            # The reader of our output left. Python would complain again when it flushes stdout.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(EXIT_BROKEN_PIPE) from None
+        if isinstance(error, KeyboardInterrupt):
+            self._say(str(error) or "Interrupted.", code="interrupted")
+            raise SystemExit(EXIT_INTERRUPTED) from None
+        what = _users_mistake(error)
+        if what is not None:
+            self._say(what, code="user_error")
+            raise SystemExit(EXIT_USER) from None
+        if self._debug:
+            return
+        from burnish.core.errors import one_line
+
+        path = _save_traceback(error)
+        self._say(
+            f"{one_line(error)}. This is a bug in burnish. Traceback: {path} (or run with --debug)",
+            code="bug",
+        )
+        raise SystemExit(EXIT_BUG) from None
+
+    def _say(self, text: str, *, code: str) -> None:
+        sys.stderr.write(f"burnish: {text}\n")
+        if self._as_json:
+            import json
+
+            sys.stdout.write(json.dumps({"error": {"code": code, "message": text}}) + "\n")
+        sys.stdout.flush()
+
+
+def _users_mistake(error: BaseException) -> str | None:
+    """The line to print if the user can fix `error`, else None."""
+    import errno
+
+    from cyclopts import CycloptsError
+
+    from burnish.core.errors import ClassifiedFailure, UserError
+
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, CycloptsError):
+        return " ".join(str(error).split()) + " Fix: see burnish --help"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename})" if error.filename else ""
+        return f"No disk space left{where}. Fix: free some, then start again; runs can --resume"
+    if isinstance(error, ClassifiedFailure):
+        return f"{error}. Fix: burnish doctor names what this machine lacks"
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("burnish"):
+        return f"Package {error.name} is missing. Fix: pip install 'burnish[train,envs]'"
+    return None
+
+
+def _save_traceback(error: BaseException) -> str:
+    """Write the traceback to a file of its own; say so if even that fails."""
+    import tempfile
+    import traceback
+
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="burnish-traceback-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            file.write("".join(traceback.format_exception(error)))
+    except OSError as problem:
+        return f"could not be saved: {problem}"
+    return file.name
+
+
+if __name__ == "__main__":
+    main()
