@@ -1,0 +1,62 @@
+"""Matrix products for few rows: weights packed once into oneDNN's own layout.
+
+Measured on Zen 4, one thread, bf16, 30 layers of 576 -> 3072: 1 row 12.6 -> 7.4 ms, 16 rows
+19.4 -> 11.5 ms, 64 rows 43 -> 36.5 ms. fp32 576 -> 49152, 64 rows: 58 -> 35 ms. The operators are
+private to torch, so they are tried once against `F.linear` and left alone if anything differs.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class PackedLinear(nn.Module):
+    """Drop-in for `nn.Linear` in inference. Holds the packed weight, or the plain one."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Pack a copy of `weight` [out, in]; the arguments are not kept."""
+        super().__init__()
+        self.is_packed = can_pack(weight.dtype)
+        self.weight = _pack(weight) if self.is_packed else weight.detach().clone()
+        self.bias = None if bias is None else bias.detach().clone()
+
+    def forward(self, x_TI: Tensor) -> Tensor:
+        """Rows times the transposed weight, plus the bias."""
+        if self.is_packed:
+            return _apply(x_TI, self.weight, self.bias)
+        return F.linear(x_TI, self.weight, self.bias)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 64)
+    return packed
+
+
+def _apply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return y
+
+
+@cache
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether packing works here and gives the right product; tried once per type."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(96, 64, generator=generator).to(dtype)
+    bias = torch.randn(96, generator=generator).to(dtype)
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-4
+    try:
+        with torch.inference_mode():
+            packed = _pack(weight)
+            for rows in (1, 5, 40):
+                x = torch.randn(rows, 64, generator=generator).to(dtype)
+                torch.testing.assert_close(
+                    _apply(x, packed, bias),
+                    F.linear(x, weight, bias),
+                    atol=tolerance,
+                    rtol=tolerance,
+                )
+    except (RuntimeError, AttributeError, NotImplementedError, AssertionError):
+        return False
+    return True

@@ -1,0 +1,50 @@
+"""Log-probs of given tokens at temperature 1: the question that the canary asks.
+
+One function serves both sides. The engine calls it on the weights that it samples from; the
+trainer's side calls `reference_score`, which loads the trainer's weights into a fresh served model
+and takes the same path through the same operators, so identical weights give identical bits.
+
+Shapes: T tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from burnish.model.decoder import Decoder
+from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
+from burnish.rollout.engine.weights import ServedModel
+
+# The head's output for this many tokens at a time: 64 x 49152 fp32 are 12 MB.
+_HEAD_ROWS = 64
+
+
+def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[float, ...]:
+    """Log-prob of each token given those before it; the first entry is 0.0.
+
+    Runs the prefill forward over a cache of its own, so nothing that is being sampled is touched.
+    """
+    if not token_ids:
+        return ()
+    num_pages = -(-len(token_ids) // page_size)
+    cache = PagedCache(model.config, num_pages, page_size, model.dtype)
+    span = Span(range(num_pages), 0, len(token_ids))
+    with torch.inference_mode():
+        ids_T = torch.tensor(token_ids)
+        hidden_TE = model.hidden(
+            ids_T, torch.arange(len(token_ids)), CachedAttend(cache, [span], 0)
+        )
+        logprobs = [0.0]
+        for start in range(0, len(token_ids) - 1, _HEAD_ROWS):
+            end = min(start + _HEAD_ROWS, len(token_ids) - 1)
+            logits_NV = model.logits(hidden_TE[start:end])
+            chosen = logits_NV.gather(1, ids_T[start + 1 : end + 1, None])[:, 0]
+            logprobs += (chosen.double() - logits_NV.double().logsumexp(-1)).tolist()
+    return tuple(logprobs)
+
+
+def reference_score(
+    decoder: Decoder, token_ids: Seq[int], dtype: torch.dtype, page_size: int = 16
+) -> tuple[float, ...]:
+    """What an engine in `dtype` must answer if it serves exactly the weights of `decoder`."""
+    return score(ServedModel(decoder.config, decoder.state_dict(), dtype), token_ids, page_size)

@@ -1,0 +1,117 @@
+"""The engine's own copy of the weights: checked completely, then swapped, never half-way."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from burnish.core.errors import UserError
+from burnish.model.config import ModelConfig
+from burnish.model.decoder import Attend, Decoder, inverse_frequencies
+from burnish.rollout.engine.linear import PackedLinear
+
+_PACKED = ("qkv", "output", "gate_up", "down")
+
+
+class ServedModel:
+    """A decoder for inference in `dtype`, with packed matrices and a head in fp32.
+
+    Shapes: T tokens, E hidden width, N selected tokens, V vocabulary.
+    """
+
+    def __init__(
+        self, config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtype
+    ) -> None:
+        """Copy `state`, named as `Decoder.state_dict()`.
+
+        Raises:
+            UserError: if the state does not fit the configuration or is not finite.
+        """
+        self.config, self.dtype = config, dtype
+        with torch.device("meta"):
+            self._decoder = Decoder(config)
+        self._shapes = {
+            name: tuple(tensor.shape) for name, tensor in self._decoder.state_dict().items()
+        }
+        self._decoder.requires_grad_(requires_grad=False)
+        self._decoder.inv_freq = inverse_frequencies(config)
+        self._head: PackedLinear | None = None
+        self.load(state)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Replace all weights by copies of `state`; on a UserError nothing has changed."""
+        self.check(state)
+        with torch.inference_mode():
+            plain = {name: state[name].detach().to(self.dtype) for name in self._shapes}
+            for i, block in enumerate(self._decoder.blocks):
+                _fill_block(block, f"blocks.{i}.", plain)
+            self._decoder.embedding.weight = _frozen(plain["embedding.weight"].clone())
+            self._decoder.norm.weight = _frozen(plain["norm.weight"].clone())
+            head = plain["lm_head.weight" if "lm_head.weight" in plain else "embedding.weight"]
+            self._decoder.lm_head = None
+            # The head multiplies in fp32: bf16 logits near 20 would be off by 0.06 nats.
+            self._head = PackedLinear(head.float(), None)
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse a state whose names, shapes, types or values cannot be served.
+
+        Raises:
+            UserError: naming the first offending tensor.
+        """
+        _check_names(state.keys(), self._shapes.keys())
+        for name, shape in self._shapes.items():
+            tensor = state[name]
+            if tuple(tensor.shape) != shape:
+                raise UserError(
+                    f"weight {name} has shape {tuple(tensor.shape)}, the engine serves {shape}.",
+                    fix="publish weights of the model that the engine was started with.",
+                )
+            if not tensor.dtype.is_floating_point:
+                raise UserError(
+                    f"weight {name} has type {tensor.dtype}.", fix="publish floating-point weights."
+                )
+            low, high = torch.aminmax(tensor.detach())
+            if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+                raise UserError(
+                    f"weight {name} is not finite: refused, the old weights stay.",
+                    fix="lower the learning rate or resume from an earlier checkpoint.",
+                )
+
+    def hidden(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states [T, E]."""
+        hidden: Tensor = self._decoder(ids_T, positions_T, attend)
+        return hidden
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Logits [N, V] in fp32."""
+        assert self._head is not None
+        logits: Tensor = self._head(hidden_NE.float())
+        return logits
+
+
+def _check_names(given: Iterable[str], wanted: Iterable[str]) -> None:
+    missing, unknown = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
+    if missing or unknown:
+        parts = [
+            f"{len(names)} {word} (first: {names[0]})"
+            for names, word in ((missing, "missing"), (unknown, "unknown"))
+            if names
+        ]
+        raise UserError(
+            f"the published weights do not fit the served model: {', '.join(parts)}.",
+            fix="publish the complete Decoder.state_dict() of the served model.",
+        )
+
+
+def _fill_block(block: nn.Module, prefix: str, plain: Mapping[str, Tensor]) -> None:
+    for name in _PACKED:
+        weight = plain[f"{prefix}{name}.weight"]
+        setattr(block, name, PackedLinear(weight, plain.get(f"{prefix}{name}.bias")))
+    for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
+        norm = getattr(block, name)
+        if norm is not None:
+            norm.weight = _frozen(plain[f"{prefix}{name}.weight"].clone())
+
+
+def _frozen(tensor: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor, requires_grad=False)
