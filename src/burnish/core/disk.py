@@ -17,7 +17,7 @@ class DiskFullError(UserError):
 
     def __init__(self, path: Path, needed_bytes: int | None = None) -> None:
         """Name the path and what is free there."""
-        free = _free_bytes(path)
+        free = free_bytes(path)
         need = "" if needed_bytes is None else f", {needed_bytes:,} needed"
         super().__init__(
             f"{path}: no space left on this disk ({free:,} bytes free{need}).",
@@ -31,7 +31,7 @@ def ensure_free_space(path: Path, num_bytes: int) -> None:
     Raises:
         DiskFullError: if fewer than `num_bytes` are free where `path` is or will be.
     """
-    if _free_bytes(path) < num_bytes:
+    if free_bytes(path) < num_bytes:
         raise DiskFullError(path, num_bytes)
 
 
@@ -82,6 +82,7 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _free_bytes(path: Path) -> int:
+def free_bytes(path: Path) -> int:
+    """Bytes free where `path` is or will be."""
     existing = next(p for p in (path, *path.absolute().parents) if p.exists())
     return shutil.disk_usage(existing).free
