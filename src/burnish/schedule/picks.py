@@ -1,0 +1,96 @@
+"""What the domain scheduler is configured with, decides and reports."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from burnish.core.config import Config
+from burnish.core.records import Record
+
+
+class CostUnit(StrEnum):
+    """What a rollout's cost is counted in."""
+
+    SECONDS = "seconds"
+    """Accelerator-seconds: what really limits the run, but not reproducible."""
+    TOKENS = "tokens"
+    """Sampled tokens: the same in every run with the same seed; deterministic mode needs it."""
+
+
+class PickReason(StrEnum):
+    """Why a domain was chosen."""
+
+    WARMUP = "warmup"
+    """It has not yet been tried often enough to have a value."""
+    FLOOR = "floor"
+    """Its protected part was due, or it had waited too long."""
+    VALUE = "value"
+    """Its expected gain per cost earned it."""
+
+
+class Pick(Record, frozen=True, kw_only=True):
+    """One group to dispatch."""
+
+    domain: str
+    """Environment name."""
+    index: int
+    """Next unused index of its training pool: each (domain, index) is picked once."""
+    reason: PickReason
+    """Why this domain."""
+
+
+class DomainRow(Record, frozen=True, kw_only=True):
+    """One line of the scheduler's report."""
+
+    domain: str
+    """Environment name."""
+    quarantined: str | None
+    """Reason, or None while active."""
+    share: float
+    """Target share of the budget, floor included; 0.0 in quarantine."""
+    cost_ratio: float
+    """Part of the observed cost that went to it."""
+    pass_rate: float | None
+    """Recent mean pass rate; None before the first observation."""
+    mean_score: float | None
+    """Recent mean score; None before the first observation."""
+    learnability: float
+    """Recent spread of scores inside groups, 0 (no gradient) to 1 (half pass)."""
+    slope: float
+    """Posterior gain in pass rate per rollout."""
+    value: float
+    """Optimistic gain per unit of cost, relative to the best active domain."""
+    cost_per_rollout: float
+    """Recent mean, in the configured unit."""
+    num_picks: int
+    """Groups dispatched."""
+    num_floor_picks: int
+    """Of these, by the floor."""
+    wait_picks: int
+    """Picks since it was last chosen."""
+
+
+class DomainShare(Config):
+    """Wishes for one domain."""
+
+    weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
+    """Multiplies both its value and its part of the floor."""
+    min_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    """Least share of the budget."""
+    max_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Greatest share of the budget."""
+
+
+class DomainScheduleConfig(Config):
+    """How compute is divided between domains."""
+
+    floor: float = Field(default=0.15, gt=0.0, le=1.0)
+    """Part of the budget dealt out evenly. 0.15 lost nothing in simulation against 0.05 or 0.30."""
+    warmup_picks: int = Field(default=2, ge=0)
+    """Groups that each domain gets before values count."""
+    cost_unit: CostUnit = CostUnit.TOKENS
+    """Which of the two reported costs counts."""
+    domains: dict[str, DomainShare] = Field(default_factory=dict)
+    """Wishes by domain; those not named get the defaults."""
