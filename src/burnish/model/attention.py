@@ -25,18 +25,15 @@ class DenseAttention:
         """Outputs [T, H, D]; every layer attends alike."""
         assert sum(self.lengths) == q_THD.shape[0], (self.lengths, q_THD.shape)
         repeat = q_THD.shape[1] // k_TKD.shape[1]
-        outputs = []
-        for q, k, v in zip(
-            q_THD.split(self.lengths),
-            k_TKD.repeat_interleave(repeat, dim=1).split(self.lengths),
-            v_TKD.repeat_interleave(repeat, dim=1).split(self.lengths),
-            strict=True,
-        ):
-            mask = causal_mask(q.shape[0], self.window, q.device)
-            out_HSD = F.scaled_dot_product_attention(
-                q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1), attn_mask=mask
-            )
-            outputs.append(out_HSD.transpose(0, 1))
+        k_THD, v_THD = (x.repeat_interleave(repeat, dim=1) for x in (k_TKD, v_TKD))
+        outputs, start = [], 0
+        for length in self.lengths:
+            # [H, S, D]: heads are the batch.
+            q, k, v = (x.narrow(0, start, length).transpose(0, 1) for x in (q_THD, k_THD, v_THD))
+            mask = causal_mask(length, self.window, q.device)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            outputs.append(out.transpose(0, 1))
+            start += length
         return torch.cat(outputs)
 
 

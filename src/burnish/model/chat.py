@@ -73,14 +73,11 @@ class ChatRenderer:
         opening = self.template.render([_USER], generate=True)
         whole = self.template.render([_USER, safe], generate=False)
         if not whole.startswith(opening):
-            raise UserError(
-                f"{self.template.source}: the chat template opens an assistant turn differently"
-                " when asked to generate.",
-                fix="use another instruct model.",
-            )
+            raise self._unsuited("opens an assistant turn differently when asked to generate")
         pieces = list(self.template.encode(whole[len(opening) :], mark))
         ends = [i for i, (_, ids) in enumerate(pieces) if ids == [self.end_of_turn_id]]
-        assert ends, "found in the constructor"
+        if not ends:
+            raise self._unsuited("does not end every assistant turn with the same token")
         return tuple(i for _, ids in pieces[: ends[-1] + 1] for i in ids)
 
     def extend(self, replies: Sequence[Message], stopped: bool) -> tuple[int, ...]:
@@ -140,11 +137,7 @@ class ChatRenderer:
     def _find_end_of_turn(self) -> int:
         after = self._after_assistant([], generate=False)
         if not after or after[0] not in self.tokenizer.special_ids.values():
-            raise UserError(
-                f"{self.template.source}: the chat template does not end an assistant turn with a"
-                " special token.",
-                fix="use another instruct model.",
-            )
+            raise self._unsuited("does not end an assistant turn with a special token")
         return after[0]
 
     def _accepts_tool_role(self) -> bool:
@@ -153,6 +146,11 @@ class ChatRenderer:
             return "@" in self.template.render(chat, generate=True)
         except UserError:
             return False
+
+    def _unsuited(self, why: str) -> UserError:
+        return UserError(
+            f"{self.template.source}: the chat template {why}.", fix="use another instruct model."
+        )
 
     def _to_template(self, message: Message) -> dict[str, Any]:
         """Calls are written into the content, so that all templates treat them alike."""

@@ -61,6 +61,13 @@ class RopeScaling(Record, frozen=True, kw_only=True):
     original_max_position_embeddings: int
     """Context length before stretching, tokens."""
 
+    def __post_init__(self) -> None:
+        """Refuse what would divide by zero."""
+        if not (self.factor >= 1 and 0 < self.low_freq_factor < self.high_freq_factor):
+            raise ValueError("rope scaling needs factor >= 1 and 0 < low < high frequency factor")
+        if self.original_max_position_embeddings < 1:
+            raise ValueError("original_max_position_embeddings is not above 0")
+
 
 class ModelConfig(Record, frozen=True, kw_only=True):
     """Everything that fixes the forward pass."""
@@ -142,14 +149,18 @@ def from_hf(raw: dict[str, Any], *, source: str = "config.json") -> ModelConfig:
             fix="use a model with silu.",
         )
     required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    missing = [key for key in (*required, "num_attention_heads") if not raw.get(key)]
-    if missing:
+    wrong = [
+        key
+        for key in (*required, "num_attention_heads")
+        if type(raw.get(key)) is not int or raw[key] < 1
+    ]
+    if wrong:
         raise UserError(
-            f"{source}: {', '.join(missing)} missing.",
+            f"{source}: {', '.join(wrong)} missing or not a count.",
             fix="take config.json from the model's own repository.",
         )
     rope = _rope(raw, source)
-    bias = family in ("llama", "qwen3") and bool(raw.get("attention_bias", False))
+    bias = family in ("llama", "qwen3") and (raw.get("attention_bias") or False)
     heads = raw["num_attention_heads"]
     return checked(
         source,
@@ -165,10 +176,10 @@ def from_hf(raw: dict[str, Any], *, source: str = "config.json") -> ModelConfig:
         rms_norm_eps=raw["rms_norm_eps"],
         rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0,
         rope_scaling=_rope_scaling(rope, source),
-        tie_word_embeddings=raw.get("tie_word_embeddings", False),
+        tie_word_embeddings=raw.get("tie_word_embeddings") or False,
         qkv_bias=family == "qwen2" or bias,
         o_bias=bias,
-        mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
+        mlp_bias=family == "llama" and (raw.get("mlp_bias") or False),
         qk_norm=family == "qwen3",
         sliding_window=_window(raw, source),
     )
@@ -254,10 +265,12 @@ def _window(raw: dict[str, Any], source: str) -> int | None:
         sliding = num_layers
     elif not raw.get("use_sliding_window", False):
         sliding = 0
-    elif raw.get("layer_types"):
-        sliding = list(raw["layer_types"]).count("sliding_attention")
-    else:
+    elif isinstance(raw.get("layer_types"), list):
+        sliding = raw["layer_types"].count("sliding_attention")
+    elif isinstance(raw["max_window_layers"], int):
         sliding = num_layers - min(num_layers, raw["max_window_layers"])
+    else:
+        sliding = -1
     if sliding not in (0, num_layers):
         raise UserError(
             f"{source}: only {sliding} of {num_layers} layers have a sliding window.",

@@ -46,6 +46,7 @@ _SCALARS = {
     12: "<f8",
 }
 _MAX_DIMENSIONS = 4
+_MAX_NAME_BYTES = 1024
 _VERSIONS = (2, 3)
 _REFETCH = "download the file again and compare its checksum."
 
@@ -135,8 +136,11 @@ class _Cursor:
     def u64(self, what: str) -> int:
         return int.from_bytes(self.take(8, what), "little")
 
-    def text(self, what: str) -> str:
-        data = self.take(self.u64(what), what)
+    def text(self, what: str, limit: int | None = None) -> str:
+        length = self.u64(what)
+        if limit is not None and length > limit:
+            raise _damaged(self.path, f"{what} is {length} bytes long", "damaged")
+        data = self.take(length, what)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -162,7 +166,7 @@ def _parse(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
     cursor.need(num_pairs * 13, f"metadata of {num_pairs} pairs")
     metadata: dict[str, Any] = {}
     for _ in range(num_pairs):
-        key = cursor.text("a metadata key")
+        key = cursor.text("a metadata key", _MAX_NAME_BYTES)
         if key in metadata:
             raise _damaged(cursor.path, f"metadata key {key!r} occurs twice", "damaged")
         metadata[key] = _value(cursor, key)
@@ -191,7 +195,7 @@ def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> NDArray[Any]:
     dtype = np.dtype(_SCALARS[kind])
     data = cursor.take(count * dtype.itemsize, what)
     if kind == _BOOL:
-        return np.frombuffer(data, np.uint8) != 0
+        data = bytes(byte != 0 for byte in data)
     return np.frombuffer(data, dtype)
 
 
@@ -203,7 +207,7 @@ class _Row(NamedTuple):
 
 
 def _tensor_row(cursor: _Cursor) -> _Row:
-    name = cursor.text("a tensor name")
+    name = cursor.text("a tensor name", _MAX_NAME_BYTES)
     num_axes = cursor.u32(f"tensor {name!r}")
     if num_axes > _MAX_DIMENSIONS:
         raise _damaged(cursor.path, f"tensor {name!r} has {num_axes} axes", "damaged")

@@ -33,7 +33,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     arch = meta.get("general.architecture")
     if not isinstance(arch, str) or arch not in _FAMILIES:
         raise UserError(
-            f"{file.path}: architecture {arch!r} is not implemented.",
+            f"{file.path}: architecture {str(arch)[:40]!r} is not implemented.",
             fix=f"use one of {', '.join(_FAMILIES)} (Mistral files say llama).",
         )
     if "token_embd.weight" not in tensors or len(tensors["token_embd.weight"].shape) != 2:

@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
+
 from burnish.core.errors import UserError
 from burnish.model.gguf_file import GgufFile
 from burnish.model.tokenizer import Tokenizer
@@ -42,12 +44,13 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
     model, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre", "default")
     if model != "gpt2":
         raise UserError(
-            f"{source}: tokenizer model {model!r} is not implemented, only byte-level BPE (gpt2).",
+            f"{source}: tokenizer model {str(model)[:40]!r} is not implemented, only gpt2"
+            " (byte-level BPE).",
             fix="use a model with one, such as SmolLM, Llama 3 or Qwen.",
         )
     if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise UserError(
-            f"{source}: pre-tokenizer {pre!r} is not implemented.",
+            f"{source}: pre-tokenizer {str(pre)[:40]!r} is not implemented.",
             fix=f"use one of {', '.join(_PRE_TOKENIZERS)}, or the Hugging Face directory.",
         )
     tokens, types, merges = _columns(file)
@@ -80,7 +83,8 @@ def read_tokenizer(file: GgufFile) -> Tokenizer:
             "merges": _merges(merges, vocab, source),
         },
     }
-    return Tokenizer(document, source=source, named=_named(file, tokens))
+    settings = {"add_bos_token": bool(meta.get("tokenizer.ggml.add_bos_token", False))}
+    return Tokenizer(document, source=source, named=_named(file, tokens), settings=settings)
 
 
 def _columns(file: GgufFile) -> tuple[list[str], list[int], list[str]]:
@@ -89,9 +93,9 @@ def _columns(file: GgufFile) -> tuple[list[str], list[int], list[str]]:
     types = file.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not isinstance(merges, list):
         raise UserError(f"{file.path}: the tokenizer's tokens or merges are missing.", fix=_REFETCH)
-    kinds = [TokenType.NORMAL.value] * len(tokens) if types is None else None
-    if kinds is None and hasattr(types, "tolist"):
-        kinds = types.tolist()
+    if types is None:
+        return tokens, [TokenType.NORMAL.value] * len(tokens), merges
+    kinds: Any = types.tolist() if isinstance(types, np.ndarray) else None
     if kinds is None or len(kinds) != len(tokens):
         raise UserError(f"{file.path}: tokens and token types differ in number.", fix=_REFETCH)
     return tokens, kinds, merges

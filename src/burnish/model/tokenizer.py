@@ -18,20 +18,29 @@ from burnish.core.errors import UserError
 class Tokenizer:
     """A fast tokenizer and what the model's files say about its special tokens."""
 
-    def __init__(self, document: dict[str, Any], *, source: str, named: dict[str, str]) -> None:
+    def __init__(
+        self,
+        document: dict[str, Any],
+        *,
+        source: str,
+        named: dict[str, str],
+        settings: dict[str, Any] | None = None,
+    ) -> None:
         """Build from a decoded `tokenizer.json`.
 
         Args:
             document: the contents of `tokenizer.json`.
             source: file or directory that it came from, for messages.
             named: special tokens by role, such as {"eos_token": "<|im_end|>"}.
+            settings: what `tokenizer_config.json` says beyond that, kept for export.
 
         Raises:
             UserError: if the tokenizer cannot be built, is not byte-level, or cannot keep user
                 text apart from its special tokens.
         """
-        self.source, self.named = source, named
-        text = json.dumps(document, ensure_ascii=False)
+        self.source, self.named, self.settings = source, named, settings or {}
+        # Set by whoever trained the tokenizer for their batches; here they would cut prompts.
+        text = json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
         if '"ByteLevel"' not in json.dumps(document.get("decoder")):
             raise UserError(
                 f"{source}: the tokenizer is not byte-level BPE.",
@@ -40,8 +49,13 @@ class Tokenizer:
         self._backend, self._plain = _build(text, source), _build(text, source)
         self._plain.encode_special_tokens = True
         self.special_ids: dict[str, int] = {
-            token["content"]: token["id"] for token in document["added_tokens"] if token["special"]
+            token["content"]: token["id"]
+            for token in document.get("added_tokens") or ()
+            if token["special"]
         }
+        longest_first = sorted(self.special_ids, key=len, reverse=True)
+        self.special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        """Matches every special token."""
         self._check_named()
         self._check_injection()
 
@@ -55,14 +69,11 @@ class Tokenizer:
         """The highest id that `encode` can give."""
         return max(self._backend.get_vocab(with_added_tokens=True).values())
 
-    @property
-    def special_pattern(self) -> re.Pattern[str]:
-        """Matches every special token, longest first."""
-        return re.compile("|".join(map(re.escape, sorted(self.special_ids, key=len, reverse=True))))
-
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Token ids, nothing added. Special tokens in `text` are plain text unless allowed."""
         backend = self._backend if allow_special else self._plain
+        # Lone surrogates have no bytes; output of a program may hold them.
+        text = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -90,7 +101,7 @@ class Tokenizer:
     def _check_injection(self) -> None:
         forbidden = set(self.special_ids.values())
         for content in self.special_ids:
-            if not content or forbidden.intersection(self.encode(content)):
+            if len(content) < 2 or forbidden.intersection(self.encode(content)):
                 raise UserError(
                     f"{self.source}: text {content!r} cannot be told from the special token.",
                     fix="use a model whose special tokens are not ordinary words.",

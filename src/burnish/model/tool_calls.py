@@ -10,6 +10,7 @@ import msgspec
 from burnish.core.records import ToolCall, ToolSpec
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MAX_DEPTH = 32
 _CALL = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
@@ -74,9 +75,17 @@ def _read(body: str) -> ToolCall | None:
     if not isinstance(raw, dict) or raw.keys() != {"name", "arguments"}:
         return None
     name, arguments = raw["name"], raw["arguments"]
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    # Whoever writes the call again recurses: a nested bomb must end here.
+    if not isinstance(name, str) or not isinstance(arguments, dict) or _deep(arguments, _MAX_DEPTH):
         return None
     return ToolCall(name=name, arguments=arguments)
+
+
+def _deep(value: Any, limit: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return limit == 0 or any(_deep(item, limit - 1) for item in items)
 
 
 def _signature(parameters: dict[str, Any]) -> str:
