@@ -5,6 +5,7 @@ table, in a label, or in a `<title>` that shows on hover.
 """
 
 from collections.abc import Sequence
+from math import isfinite
 
 from markupsafe import Markup, escape
 
@@ -91,20 +92,18 @@ def curve_chart(curve: Curve, num_steps: int) -> Markup:
 
 
 def panel_chart(panel: Panel) -> Markup:
-    """One metric by step on its own scale."""
-    high = max(panel.values, default=0.0)
-    low = min(0.0, min(panel.values, default=0.0))
-    frame = _Frame(panel.steps, low, high if high > low else low + 1.0)
+    """One metric by step on its own scale; values that are not finite leave a gap."""
+    known = [p for p in zip(panel.steps, panel.values, strict=True) if isfinite(p[1])]
+    steps, values = [s for s, _ in known], [v for _, v in known]
+    high, low = max(values, default=0.0), min(0.0, min(values, default=0.0))
+    frame = _Frame(steps, low, high if high > low else low + 1.0)
     middle = (frame.low + frame.high) / 2
     labels = (short(frame.low), short(middle), short(frame.high))
-    titles = [
-        f"step {s}: {short(v)} {panel.unit}".rstrip()
-        for s, v in zip(panel.steps, panel.values, strict=True)
-    ]
+    titles = [f"step {s}: {short(v)} {panel.unit}".rstrip() for s, v in known]
     body = (
         frame.grid(labels)
-        + frame.dots(panel.values, "raw")
-        + frame.line(smooth(panel.values), "pass")
+        + frame.dots(values, "raw")
+        + frame.line(smooth(values), "pass")
         + frame.hover(titles)
     )
     return frame.svg(body, f"{panel.title} by step")

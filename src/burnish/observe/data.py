@@ -107,7 +107,7 @@ class Panel(Record, frozen=True, kw_only=True):
 
 
 class LengthRow(Record, frozen=True, kw_only=True):
-    """Sampled tokens per rollout: do trained ones look like dispatched ones?"""
+    """Sampled tokens per rollout: do trained ones look like finished ones?"""
 
     domain: str
     """Domain."""
@@ -115,10 +115,14 @@ class LengthRow(Record, frozen=True, kw_only=True):
     """Scored rollouts."""
     mean_all: float
     """Their mean length in tokens."""
-    num_stale: int
-    """Rollouts dropped as stale: the drop that can bend the distribution."""
-    mean_kept: float
-    """Mean length of those not dropped as stale."""
+    tail_all: float
+    """Their 90th percentile."""
+    num_trained: int
+    """Trained ones among them."""
+    mean_trained: float
+    """Their mean length."""
+    tail_trained: float
+    """Their 90th percentile."""
 
 
 class Shares(Record, frozen=True, kw_only=True):
@@ -170,6 +174,8 @@ class Sample(Record, frozen=True, kw_only=True):
     """Domain."""
     index: int
     """Position in the held-out pool."""
+    why: str
+    """Why this task is shown: chosen before looking, or because the result changed."""
     prompt: str
     """What the model was asked."""
     before: Attempt | None

@@ -74,6 +74,7 @@ def example(**changes: object) -> d.ReportData:
         d.Sample(
             domain=name,
             index=3,
+            why="gained",
             prompt=f"What is 31 + 11?\nReply as <answer>N</answer>. {HOSTILE}",
             before=attempt("I think that the answer is about forty. " * 4 + HOSTILE, 0.1),
             after=attempt("<answer>42</answer>", 1.0),
@@ -131,7 +132,15 @@ def example(**changes: object) -> d.ReportData:
         ),
         "bottleneck": "The trainer waited 41 % of the time for rollouts; the engine was busy 97 %.",
         "lengths": tuple(
-            d.LengthRow(domain=n, num_all=600, mean_all=31.2, num_stale=20, mean_kept=30.9)
+            d.LengthRow(
+                domain=n,
+                num_all=600,
+                mean_all=31.2,
+                tail_all=40.0,
+                num_trained=400,
+                mean_trained=30.9,
+                tail_trained=39.0,
+            )
             for n in DOMAINS
         ),
         "shares": d.Shares(
