@@ -118,7 +118,7 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """Read a regular file under `/work`, never through a symbolic link.
+        """The first `limit_bytes` of a regular file under `/work`, never through a symbolic link.
 
         Raises:
             FileNotFoundError: if it is absent or not a regular file.

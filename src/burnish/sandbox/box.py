@@ -1,0 +1,164 @@
+"""One box on the keeper's side: its storage, its control groups and what runs in it."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
+from burnish.sandbox import files
+from burnish.sandbox.argv import (
+    BoxView,
+    BwrapFeatures,
+    HostPath,
+    box_options,
+    encode_options,
+    launcher,
+)
+from burnish.sandbox.cgroup import BoxGroup, Controllers
+from burnish.sandbox.limits import rlimits
+from burnish.sandbox.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
+from burnish.sandbox.process import Command, Run
+from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
+
+_REMOVAL_TRIES = 50
+_REMOVAL_PAUSE_S = 0.01
+
+
+class Host(NamedTuple):
+    """What all boxes of a keeper share."""
+
+    bwrap: str
+    features: BwrapFeatures
+    base: Path
+    """Directory of the boxes, visible to the keeper only."""
+    system: tuple[HostPath, ...]
+    etc: tuple[tuple[str, str], ...]
+    seccomp: bytes
+    controllers: Controllers | None
+    monitors: set[int]
+    """Pids of the monitors that run."""
+
+
+class Box:
+    """A private directory of limited size, in which commands run one after another."""
+
+    def __init__(self, host: Host, name: str, identity: Identity | None) -> None:
+        """Make storage and control groups.
+
+        Raises:
+            OSError: the host is out of something.
+        """
+        self._host = host
+        self._identity = identity
+        self._lock = asyncio.Lock()
+        self._storage = host.base / name
+        self._storage.mkdir(mode=0o711)
+        self._disk_bytes = Limits().disk_bytes
+        mount_tmpfs(str(self._storage), size_bytes=self._disk_bytes, mode=0o711)
+        for folder in ("work", "tmp", "shm"):
+            path = self._storage / folder
+            path.mkdir(mode=0o755)
+            if identity is not None:
+                os.chown(path, identity.uid, identity.gid)
+        self._work_fd = os.open(self._storage / "work", os.O_RDONLY | os.O_DIRECTORY)
+        self._group: BoxGroup | None = host.controllers.make(name) if host.controllers else None
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `files.write_file`."""
+        owner = None if self._identity is None else files.Owner(*self._identity)
+        async with self._lock:
+            files.write_file(self._work_fd, path, data, owner)
+
+    async def read_file(self, path: str, limit_bytes: int) -> bytes:
+        """See `files.read_file`."""
+        async with self._lock:
+            return files.read_file(self._work_fd, path, limit_bytes)
+
+    async def run(
+        self, argv: tuple[str, ...], stdin: bytes, env: dict[str, str], limits: Limits
+    ) -> ExecResult:
+        """Run a command to its end."""
+        async with self._lock:
+            if problem := self._apply(limits):
+                return problem
+            return await Run(self._command(argv, stdin, env, limits)).result()
+
+    async def destroy(self) -> None:
+        """Free everything. Nothing runs any more."""
+        os.close(self._work_fd)
+        unmount(str(self._storage))
+        shutil.rmtree(self._storage)
+        for _ in range(_REMOVAL_TRIES):
+            # A control group stays busy for a moment after its last process was reaped.
+            if self._group is None or self._group.remove():
+                return
+            await asyncio.sleep(_REMOVAL_PAUSE_S)
+
+    def _apply(self, limits: Limits) -> ExecResult | None:
+        """Set the limits that belong to the box. A result if it is already beyond one."""
+        if limits.disk_bytes != self._disk_bytes:
+            try:
+                resize_tmpfs(str(self._storage), limits.disk_bytes)
+            except OSError:
+                return _refused(ExecStatus.DISK, "the box already holds more than disk_bytes")
+            self._disk_bytes = limits.disk_bytes
+        if self._group is not None:
+            try:
+                self._group.set_limits(limits)
+            except OSError:
+                return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+        return None
+
+    def _command(
+        self, argv: tuple[str, ...], stdin: bytes, env: dict[str, str], limits: Limits
+    ) -> Command:
+        host = self._host
+        exact = host.controllers
+        view = BoxView(system=host.system, etc=host.etc, storage=str(self._storage))
+        sampled = not (exact and exact.memory and exact.pids)
+
+        def options(seccomp_fd: int, info_fd: int) -> bytes:
+            return encode_options(
+                box_options(view, host.features, env, seccomp_fd=seccomp_fd, info_fd=info_fd)
+            )
+
+        return Command(
+            bwrap=host.bwrap,
+            options=options,
+            # Process 1 counts as well where the kernel counts per user namespace.
+            program=launcher(argv, None if exact and exact.pids else limits.num_pids + 1),
+            stdin=stdin,
+            seccomp=host.seccomp,
+            limits=limits,
+            rlimits=rlimits(limits, memory_is_sampled=not (exact and exact.memory)),
+            identity=self._identity,
+            group=self._group,
+            sample=self._sample if sampled else None,
+            disk_full=self._disk_full,
+            monitors=host.monitors,
+        )
+
+    def _sample(self, monitor_pid: int) -> TreeUsage:
+        usage = tree_usage(read_processes(), monitor_pid)
+        room = os.statvfs(self._storage)
+        stored = (room.f_blocks - room.f_bfree) * room.f_frsize
+        return usage._replace(memory_bytes=usage.memory_bytes + stored)
+
+    def _disk_full(self) -> bool:
+        room = os.statvfs(self._storage)
+        return room.f_bfree == 0 or room.f_ffree == 0
+
+
+def _refused(status: ExecStatus, message: str) -> ExecResult:
+    return ExecResult(
+        status=status,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        usage=Usage(wall_s=0.0),
+        message=message,
+    )

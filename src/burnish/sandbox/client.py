@@ -1,0 +1,192 @@
+"""The owner's end of the connection to a keeper. Its methods may be used from any event loop."""
+
+import asyncio
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+
+from burnish.core.boxes import Capabilities
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.records import Failure
+from burnish.core.vocabulary import FailureKind
+from burnish.sandbox.protocol import (
+    HEADER,
+    Cancel,
+    DestroyBox,
+    Done,
+    Failed,
+    Hello,
+    Request,
+    decode_reply,
+    encode,
+)
+
+_CLOSE_DEADLINE_S = 30.0
+
+
+class KeeperClient:
+    """Starts a keeper and talks to it."""
+
+    def __init__(self, max_boxes: int, *, control_groups: bool = True) -> None:
+        """Start it and wait until it has tried a box.
+
+        Raises:
+            UserError: boxes cannot run here; says what to do.
+        """
+        self._ids = itertools.count()
+        self._pending: dict[int, Future[Done]] = {}
+        self._lock = threading.Lock()
+        self._dead = False
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "burnish.sandbox.keeper",
+                    str(theirs.fileno()),
+                    str(max_boxes),
+                    str(int(control_groups)),
+                ],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
+                start_new_session=True,  # Ctrl-C is for the owner, who then ends us in order
+            )
+        self.capabilities = self._hello()
+        self._thread = threading.Thread(target=self._receive, name="sandbox-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be answered."""
+        return not self._dead
+
+    def _hello(self) -> Capabilities:
+        body = self._read_message()
+        hello = decode_reply(body) if body is not None else None
+        if isinstance(hello, Hello) and hello.capabilities is not None:
+            return hello.capabilities
+        self._socket.close()
+        code = self._process.wait()
+        if isinstance(hello, Hello):
+            raise UserError(hello.problem, fix=hello.fix)
+        raise failure(f"the keeper ended with status {code} before its first word")
+
+    async def ask(self, request: Request) -> Done:
+        """Send and wait. If the caller is cancelled, so is the request.
+
+        Raises:
+            OSError: what the system said.
+            ClassifiedFailure: of kind `sandbox`: the keeper is gone or the box is.
+        """
+        future: Future[Done] = Future()
+        data = encode(request)
+        with self._lock:
+            if self._dead:
+                raise failure("the keeper of the boxes has ended")
+            self._pending[request.id] = future
+            try:
+                self._socket.sendall(data)
+            except OSError as error:
+                del self._pending[request.id]
+                raise failure(f"the keeper of the boxes cannot be reached: {error}") from error
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self.send(Cancel(id=request.id))
+            raise
+
+    def send(self, request: Request) -> None:
+        """Send without waiting for an answer; ignored if the keeper is gone."""
+        with self._lock:
+            if not self._dead:
+                try:
+                    self._socket.sendall(encode(request))
+                except OSError:
+                    return
+
+    def next_id(self) -> int:
+        """A fresh request number."""
+        return next(self._ids)
+
+    def close(self) -> None:
+        """Hang up: the keeper then removes everything and ends. Blocks until it has."""
+        self._shutdown()
+        try:
+            self._process.wait(_CLOSE_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join()
+        self._socket.close()
+
+    def _shutdown(self) -> None:
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def _receive(self) -> None:
+        while (body := self._read_message()) is not None:
+            reply = decode_reply(body)
+            if isinstance(reply, Hello):
+                continue
+            with self._lock:
+                future = self._pending.pop(reply.id, None)
+            if future is None or not future.set_running_or_notify_cancel():
+                self._disown(reply)
+            elif isinstance(reply, Failed):
+                future.set_exception(_exception(reply))
+            else:
+                future.set_result(reply)
+        with self._lock:
+            self._dead = True
+            left, self._pending = list(self._pending.values()), {}
+        for future in left:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(failure("the keeper of the boxes has ended"))
+
+    def _disown(self, reply: Done | Failed) -> None:
+        """Nobody waits for it any more: a box made too late must not stay."""
+        if isinstance(reply, Done) and reply.box >= 0:
+            self.send(DestroyBox(id=self.next_id(), box=reply.box))
+
+    def _read_message(self) -> bytes | None:
+        header = self._read_exactly(HEADER.size)
+        if header is None:
+            return None
+        return self._read_exactly(HEADER.unpack(header)[0])
+
+    def _read_exactly(self, size: int) -> bytes | None:
+        buffer = bytearray()
+        while len(buffer) < size:
+            try:
+                chunk = self._socket.recv(size - len(buffer))
+            except OSError:
+                return None
+            if not chunk:
+                return None
+            buffer += chunk
+        return bytes(buffer)
+
+
+def failure(message: str) -> ClassifiedFailure:
+    """A failure of the isolation layer."""
+    return ClassifiedFailure(
+        Failure(kind=FailureKind.SANDBOX, where="sandbox.bubblewrap", message=message)
+    )
+
+
+def _exception(reply: Failed) -> Exception:
+    if reply.errno:
+        return OSError(reply.errno, reply.message)
+    return failure(reply.message)

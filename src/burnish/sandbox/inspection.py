@@ -1,0 +1,164 @@
+"""What this host offers: found by trying it, once, when a keeper starts."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
+from burnish.core.errors import UserError
+from burnish.sandbox.argv import (
+    REQUIRED_OPTIONS,
+    BwrapFeatures,
+    HostPath,
+    parse_features,
+)
+from burnish.sandbox.box import Box, Host
+from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
+from burnish.sandbox.namespace import box_identity, enter, make_base, namespace_fix
+from burnish.sandbox.seccomp import build_filter
+
+INSTALL_FIX = "sudo apt-get install bubblewrap"
+_SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_PASSWD = "root:x:0:0::/nonexistent:/bin/false\nnobody:x:65534:65534::/work:/bin/sh\n"
+_GROUP = "root:x:0:\nnogroup:x:65534:\n"
+_SELF_TEST_LINES = {
+    "Seccomp:": "2",
+    "NoNewPrivs:": "1",
+    "CapEff:": "0" * 16,
+    "CapBnd:": "0" * 16,
+}
+
+
+def find_bwrap() -> tuple[str, BwrapFeatures]:
+    """Where bubblewrap is and what it can do.
+
+    Raises:
+        UserError: absent or too old.
+    """
+    path = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/bin")
+    if path is None:
+        raise UserError("bubblewrap is not installed.", fix=INSTALL_FIX)
+    texts = [
+        subprocess.run([path, option], capture_output=True, text=True, check=False).stdout
+        for option in ("--help", "--version")
+    ]
+    features = parse_features(*texts)
+    if missing := REQUIRED_OPTIONS - features.options:
+        raise UserError(
+            f"bubblewrap {features.version} lacks {', '.join(sorted(missing))}.",
+            fix="install bubblewrap 0.4 or newer",
+        )
+    return path, features
+
+
+def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities, bool]:
+    """Enter the keeper's namespace and run one box to see that everything holds.
+
+    Returns the host, its capabilities and whether boxes get user ids of their own.
+
+    Raises:
+        UserError: names what is missing and the fix.
+    """
+    bwrap, features = find_bwrap()
+    seccomp = build_filter()
+    privileged = enter()
+    base = make_base()
+    host = Host(
+        bwrap=bwrap,
+        features=features,
+        base=base,
+        system=system_paths(),
+        etc=_make_etc(base),
+        seccomp=seccomp,
+        controllers=_controllers() if use_control_groups else None,
+        monitors=set(),
+    )
+    try:
+        asyncio.run(_self_test(host, privileged))
+    except BaseException:
+        if host.controllers:
+            host.controllers.close()
+        raise
+    return host, _capabilities(host, privileged), privileged
+
+
+def system_paths() -> tuple[HostPath, ...]:
+    """The top-level directories that hold programs, as they are on this host."""
+    found = []
+    for path in _SYSTEM_PATHS:
+        if os.path.islink(path):
+            found.append(HostPath(path, os.readlink(path)))
+        elif os.path.isdir(path):
+            found.append(HostPath(path, None))
+    return tuple(found)
+
+
+def _make_etc(base: Path) -> tuple[tuple[str, str], ...]:
+    """Names for two users and what the dynamic linker needs: nothing else of the host's /etc."""
+    (base / "passwd").write_text(_PASSWD, encoding="ascii")
+    (base / "group").write_text(_GROUP, encoding="ascii")
+    etc = [(str(base / "passwd"), "passwd"), (str(base / "group"), "group")]
+    for name in ("ld.so.cache", "alternatives"):
+        if os.path.exists(f"/etc/{name}"):
+            etc.append((f"/etc/{name}", name))
+    return tuple(etc)
+
+
+def _controllers() -> Controllers | None:
+    with contextlib.suppress(OSError):
+        return find_controllers(
+            Path("/proc/self/cgroup").read_text(encoding="ascii"),
+            Path("/proc/self/mountinfo").read_text(encoding="utf-8"),
+            owner_name(),
+        )
+    return None
+
+
+async def _self_test(host: Host, privileged: bool) -> None:
+    box = Box(host, "self-test", box_identity(privileged, 0))
+    try:
+        result = await box.run(("cat", "/proc/self/status"), b"", {}, Limits())
+    finally:
+        await box.destroy()
+    if result.status is not ExecStatus.OK:
+        raise UserError(_first_failure(result), fix=namespace_fix())
+    seen = dict(line.split("\t", 1) for line in result.stdout.decode().splitlines() if "\t" in line)
+    for name, wanted in _SELF_TEST_LINES.items():
+        if seen.get(name) != wanted:
+            raise UserError(
+                f"a box runs with {name} {seen.get(name)} instead of {wanted}: it would not hold.",
+                fix="use a kernel with seccomp filters and user namespaces",
+            )
+
+
+def _first_failure(result: ExecResult) -> str:
+    detail = result.message or result.stderr.decode("utf-8", "replace").strip()[:300]
+    return f"bubblewrap cannot run a box here: {detail or result.status}."
+
+
+def _capabilities(host: Host, privileged: bool) -> Capabilities:
+    notes = ["namespaces share the host's kernel: a kernel bug is a way out of the box"]
+    exact = host.controllers
+    if exact is None:
+        notes.append(
+            "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
+            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
+        )
+    elif not (exact.memory and exact.pids):
+        lacking = [n for n in ("memory", "pids") if n not in exact.bases]
+        notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
+    if not privileged:
+        notes.append("not root: boxes run as your own user id, in their own namespaces")
+    if not host.features.has("--disable-userns"):
+        notes.append("bubblewrap < 0.8: nested user namespaces are refused by the filter alone")
+    return Capabilities(
+        backend="bubblewrap",
+        enforces=frozenset(Limits.__struct_fields__),
+        no_network=True,
+        network=False,
+        seccomp=True,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,158 @@
+"""The keeper's own mount namespace, where every box gets a file system of limited size.
+
+Nothing here is visible on the host, and all of it vanishes with the keeper, however it dies. An
+ordinary user gets a user namespace first, in which mounting is allowed.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from burnish.core.errors import UserError
+
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x20, 0x4000, 1 << 18
+_MNT_DETACH = 2
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+# Unused on any host we know of: above the subordinate ids that useradd hands out. Each box that is
+# alive has its own, so that no box can signal, trace or exhaust the processes of another.
+_FIRST_BOX_ID = 1_900_000_000
+_NOBODY = 65534
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Identity(NamedTuple):
+    """Host-side user of a box; None means the user that we are."""
+
+    uid: int
+    gid: int
+
+
+def enter() -> bool:
+    """Leave the host's mount namespace. True if we kept root's power to change user ids.
+
+    Raises:
+        UserError: if the host does not allow it.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    privileged = uid == 0
+    flags = _CLONE_NEWNS if privileged else _CLONE_NEWNS | _CLONE_NEWUSER
+    try:
+        _check(_libc.unshare(flags), "unshare")
+        if not privileged:
+            _write_proc("setgroups", "deny")
+            _write_proc("uid_map", f"0 {uid} 1")
+            _write_proc("gid_map", f"0 {gid} 1")
+        _mount(None, "/", None, _MS_REC | _MS_PRIVATE, None)
+    except OSError as error:
+        raise UserError(
+            f"this machine does not let us create namespaces ({error.strerror}).",
+            fix=namespace_fix(),
+        ) from error
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
+    return privileged
+
+
+def namespace_fix() -> str:
+    """The command that allows user namespaces here, as far as the host says what forbids them."""
+    switches = (
+        (
+            "kernel/unprivileged_userns_clone",
+            "0",
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
+    )
+    for name, bad, fix in switches:
+        path = Path("/proc/sys") / name
+        if path.exists() and path.read_text(encoding="ascii").strip() == bad:
+            return fix
+    return (
+        "allow user namespaces; inside a container start it with "
+        "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    )
+
+
+def box_identity(privileged: bool, slot: int, uid_map: str | None = None) -> Identity | None:
+    """Who a box is on the host. Root hands its boxes to users that own nothing."""
+    if not privileged:
+        return None
+    text = uid_map or Path("/proc/self/uid_map").read_text(encoding="ascii")
+    wanted = _FIRST_BOX_ID + slot
+    for line in text.splitlines():
+        first, _, count = (int(field) for field in line.split())
+        if first <= wanted < first + count:
+            return Identity(wanted, wanted)
+    return Identity(_NOBODY, _NOBODY)
+
+
+def make_base() -> Path:
+    """Mount the directory that holds all boxes over one that nobody needs in this namespace."""
+    needed = [os.path.realpath(path) for path in (*sys.path, sys.prefix, sys.base_prefix) if path]
+    for candidate in ("/media", "/srv", "/mnt", "/opt", "/boot"):
+        if os.path.isdir(candidate) and not any(
+            path == candidate or path.startswith(candidate + "/") for path in needed
+        ):
+            mount_tmpfs(candidate, size_bytes=2**20, mode=0o711)
+            return Path(candidate)
+    raise UserError(
+        "the sandbox needs one unused directory of /media, /srv, /mnt, /opt, /boot.",
+        fix="mkdir /media",
+    )
+
+
+def mount_tmpfs(path: str, *, size_bytes: int, mode: int) -> None:
+    """A file system in memory with room for `size_bytes`."""
+    data = f"{_size(size_bytes)},mode={mode:o}"
+    _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, data)
+
+
+def resize_tmpfs(path: str, size_bytes: int) -> None:
+    """Change the room.
+
+    Raises:
+        OSError: EINVAL if more than that is in use.
+    """
+    _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_REMOUNT, _size(size_bytes))
+
+
+def unmount(path: str) -> None:
+    """Detach at once; freed when the last user is gone."""
+    _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
+
+
+def die_with_parent() -> None:
+    """Ask for SIGKILL when the thread that started us dies."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl")
+
+
+def _size(size_bytes: int) -> str:
+    # Inodes cost kernel memory too: one per page of space is more than any honest program needs.
+    return f"size={size_bytes},nr_inodes={max(256, size_bytes // 4096)}"
+
+
+def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None) -> None:
+    arguments = [None if text is None else text.encode() for text in (source, target, kind, data)]
+    result = _libc.mount(
+        arguments[0], arguments[1], arguments[2], ctypes.c_ulong(flags), arguments[3]
+    )
+    _check(result, f"mount {target}")
+
+
+def _write_proc(name: str, text: str) -> None:
+    Path("/proc/self", name).write_text(text, encoding="ascii")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,0 +1,115 @@
+"""How a command ended: a pure function of what was observed from outside the box."""
+
+import signal
+from enum import StrEnum
+from typing import NamedTuple
+
+from burnish.core.boxes import ExecStatus
+
+
+class Cause(StrEnum):
+    """Why we ended a command before it ended by itself."""
+
+    WALL = "wall"
+    """Wall-clock limit."""
+    CPU = "cpu"
+    """CPU limit."""
+    MEMORY = "memory"
+    """Memory limit."""
+    PIDS = "pids"
+    """Process limit."""
+    OUTPUT = "output"
+    """Output limit."""
+    START = "start"
+    """bubblewrap did not get the program running in time."""
+
+
+class Evidence(NamedTuple):
+    """Everything that decides. Nothing in here can be written by the program."""
+
+    started: bool
+    """The launcher reported that the box was complete."""
+    cause: Cause | None
+    """Set if we killed it."""
+    wait_code: int
+    """Status of bubblewrap: exit status, or minus the signal that killed bubblewrap itself."""
+    output_cut: bool
+    """More was written than is kept."""
+    oom_kills: int
+    """Kills by the memory cgroup during the command."""
+    pids_refused: int
+    """Forks that the process limit refused."""
+    disk_full: bool
+    """No space or no inode was left at the end."""
+    stderr: bytes
+    """What came out on stderr: bubblewrap's own words if the program never started."""
+
+
+class Ending(NamedTuple):
+    """The verdict on a command."""
+
+    status: ExecStatus
+    exit_code: int | None
+    signal: int | None
+    message: str
+
+
+_BY_CAUSE = {
+    Cause.WALL: (ExecStatus.TIMEOUT, "wall-clock limit"),
+    Cause.CPU: (ExecStatus.TIMEOUT, "CPU limit"),
+    Cause.MEMORY: (ExecStatus.OOM, "memory limit"),
+    Cause.PIDS: (ExecStatus.PIDS, "process limit"),
+    Cause.OUTPUT: (ExecStatus.OUTPUT, "output limit"),
+}
+
+_BY_SIGNAL = {
+    signal.SIGXCPU: (ExecStatus.TIMEOUT, "CPU limit"),
+    signal.SIGXFSZ: (ExecStatus.DISK, "file size limit"),
+    signal.SIGSYS: (ExecStatus.POLICY, "forbidden system call"),
+}
+
+
+def classify(evidence: Evidence) -> Ending:
+    """Say how the command ended."""
+    if not evidence.started:
+        return Ending(ExecStatus.INFRA_ERROR, None, None, _not_started(evidence))
+    # A kill by the kernel explains whatever else was seen, as it may have hit any process.
+    if evidence.oom_kills:
+        return Ending(ExecStatus.OOM, None, signal.SIGKILL, "memory limit")
+    if evidence.cause is not None and evidence.cause in _BY_CAUSE:
+        status, message = _BY_CAUSE[evidence.cause]
+        return Ending(status, None, signal.SIGKILL, message)
+    if evidence.wait_code < 0:
+        message = f"bubblewrap was killed by signal {-evidence.wait_code} from outside"
+        return Ending(ExecStatus.INFRA_ERROR, None, None, message)
+    exit_code, number = _split(evidence.wait_code)
+    if evidence.output_cut:
+        return Ending(ExecStatus.OUTPUT, exit_code, number, "output limit")
+    if exit_code == 0:
+        return Ending(ExecStatus.OK, 0, None, "")
+    if number in _BY_SIGNAL:
+        status, message = _BY_SIGNAL[signal.Signals(number)]
+        return Ending(status, None, number, message)
+    if evidence.pids_refused:
+        return Ending(ExecStatus.PIDS, exit_code, number, "process limit")
+    if evidence.disk_full:
+        return Ending(ExecStatus.DISK, exit_code, number, "disk limit")
+    return Ending(ExecStatus.SIGNAL if number else ExecStatus.EXIT, exit_code, number, "")
+
+
+def _split(wait_code: int) -> tuple[int | None, int | None]:
+    """(exit code, signal). bubblewrap reports a death by signal n as 128 + n, like a shell.
+
+    A program that itself exits with 128 + n, for a signal n that exists, looks the same.
+    """
+    number = wait_code - 128
+    if number in signal.valid_signals():
+        return None, number
+    return wait_code, None
+
+
+def _not_started(evidence: Evidence) -> str:
+    said = " ".join(evidence.stderr.decode("utf-8", "replace").split())
+    if evidence.cause is Cause.START:
+        return "the box did not start in time"
+    return f"the box did not start: {said[:300] or f'bubblewrap ended with {evidence.wait_code}'}"

@@ -1,0 +1,86 @@
+"""Descriptors that a command gets, none of which can make the keeper wait."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable
+
+_CHUNK_BYTES = 64 * 2**10
+# The launcher's shell can only redirect descriptors of one digit: stay above.
+_FIRST_PASSED_FD = 10
+
+
+class Capture:
+    """The first bytes of a pipe, up to a limit."""
+
+    def __init__(self, limit_bytes: int, on_overflow: Callable[[], None]) -> None:
+        """`on_overflow` is called once, when more than `limit_bytes` came."""
+        self._limit = limit_bytes
+        self._on_overflow = on_overflow
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self.cut = False
+        self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.read_fd, False)
+
+    def watch(self) -> None:
+        """Read whenever there is something."""
+        asyncio.get_running_loop().add_reader(self.read_fd, self._on_readable)
+
+    def _on_readable(self) -> None:
+        if not self._read_once():
+            asyncio.get_running_loop().remove_reader(self.read_fd)
+
+    def _read_once(self) -> bool:
+        """False at the end, or when there is nothing to read now."""
+        try:
+            chunk = os.read(self.read_fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        kept = chunk[: self._limit - self._size]
+        self._chunks.append(kept)
+        self._size += len(kept)
+        if len(kept) < len(chunk) and not self.cut:
+            self.cut = True
+            self._on_overflow()
+        return bool(chunk) and not self.cut
+
+    def finish(self) -> bytes:
+        """Everything kept, with what is in the pipe now; never waits."""
+        while self._read_once():
+            pass
+        return b"".join(self._chunks)
+
+    def close(self) -> None:
+        """Free the reading end; call once."""
+        asyncio.get_running_loop().remove_reader(self.read_fd)
+        os.close(self.read_fd)
+
+
+def read_now(descriptor: int) -> bytes:
+    """What a non-blocking descriptor holds now, 4 KiB at most."""
+    with contextlib.suppress(BlockingIOError):
+        return os.read(descriptor, 4096)
+    return b""
+
+
+def sealed(data: bytes) -> int:
+    """Data as a file that nobody can change: a reader needs no writer, so neither can block."""
+    writable = os.memfd_create("burnish", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(writable, view) :]
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, seals)
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)
+
+
+def above_shell(descriptor: int) -> int:
+    """The same file under a number that no shell redirection uses."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _FIRST_PASSED_FD)
+    os.close(descriptor)
+    return moved

@@ -1,0 +1,202 @@
+"""`SandboxPool` on bubblewrap."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from pydantic import Field
+
+from burnish.core.boxes import (
+    Capabilities,
+    ExecResult,
+    ExecStatus,
+    Limits,
+    Policy,
+    Sandbox,
+    Usage,
+)
+from burnish.core.config import Config
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.argv import check_argv
+from burnish.sandbox.client import KeeperClient, failure
+from burnish.sandbox.files import split_path
+from burnish.sandbox.limits import check_limits
+from burnish.sandbox.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
+
+
+class SandboxConfig(Config):
+    """Where model-written code runs."""
+
+    max_boxes: int = Field(default=8, ge=1, le=4096)
+    """Boxes alive at once; more callers wait."""
+    control_groups: bool = True
+    """Use them where the host lets us; without, memory, CPU and processes are sampled."""
+
+
+class BubblewrapBox:
+    """A box as its user sees it."""
+
+    def __init__(self, client: KeeperClient, number: int) -> None:
+        """Wrap a box that the keeper made."""
+        self._client = client
+        self._number = number
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file under `/work`, with missing directories.
+
+        Raises:
+            ValueError: `path` is absolute, empty or climbs out.
+            OSError: no space left, or something in the way is not a directory.
+            ClassifiedFailure: the box is gone.
+        """
+        split_path(path)
+        client = self._client
+        await client.ask(WriteFile(id=client.next_id(), box=self._number, path=path, data=data))
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
+
+        Raises:
+            ValueError: `path` is absolute, empty or climbs out.
+            FileNotFoundError: absent, not a regular file, or reached through a link.
+            ClassifiedFailure: the box is gone.
+        """
+        split_path(path)
+        client = self._client
+        done = await client.ask(
+            ReadFile(id=client.next_id(), box=self._number, path=path, limit_bytes=limit_bytes)
+        )
+        return done.data
+
+    async def exec(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+    ) -> ExecResult:
+        """Run a command in `/work`; when it returns nothing of the command is alive.
+
+        Commands of one box run one after another; files in `/work`, `/tmp` and `/dev/shm` stay. A
+        program that cannot be found exits with 127. Never raises for what the program did, nor for
+        a broken box: that is `ExecStatus.INFRA_ERROR`.
+
+        Raises:
+            ValueError: the command, environment or limits could not run on any machine.
+        """
+        limits = limits or Limits()
+        env = env or {}
+        check_argv(argv, env)
+        check_limits(limits)
+        client = self._client
+        request = Exec(
+            id=client.next_id(),
+            box=self._number,
+            argv=tuple(os.fsencode(arg) for arg in argv),
+            stdin=stdin,
+            env=env,
+            limits=limits,
+        )
+        try:
+            done = await client.ask(request)
+        except (OSError, ClassifiedFailure) as error:
+            return _infra_error(str(error))
+        assert done.result is not None
+        return done.result
+
+
+class BubblewrapPool:
+    """Boxes on this machine, kept by one keeper process.
+
+    Start-up removes what killed owners left. `close` must be called; if the owner is killed
+    instead, the keeper notices and removes everything itself.
+    """
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        """Start the keeper and try one box.
+
+        Raises:
+            UserError: boxes cannot run here; says what to do.
+        """
+        self._config = config or SandboxConfig()
+        self._start_lock = threading.Lock()
+        self._closed = False
+        self._client = KeeperClient(
+            self._config.max_boxes, control_groups=self._config.control_groups
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What boxes can do here, as found by running one."""
+        return self._client.capabilities
+
+    def acquire(self, policy: Policy | None = None) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh box, destroyed on exit. Waits while `max_boxes` are in use.
+
+        Raises:
+            UserError: the policy cannot be enforced here.
+            ClassifiedFailure: of kind `sandbox`, if the box cannot start.
+        """
+        if policy is not None and policy.network:
+            raise UserError(
+                "the bubblewrap sandbox has no network, but the policy asks for one.",
+                fix="set network = false",
+            )
+        return self._box()
+
+    @asynccontextmanager
+    async def _box(self) -> AsyncIterator[Sandbox]:
+        client = await asyncio.to_thread(self._live_client)
+        try:
+            made = await client.ask(CreateBox(id=client.next_id()))
+        except OSError as error:
+            raise failure(f"a box could not be made: {error}") from error
+        try:
+            yield BubblewrapBox(client, made.box)
+        finally:
+            await self._destroy(client, made.box)
+
+    async def _destroy(self, client: KeeperClient, number: int) -> None:
+        """Also when cancelled, and then without waiting."""
+        request = DestroyBox(id=client.next_id(), box=number)
+        try:
+            await asyncio.shield(client.ask(request))
+        except ClassifiedFailure:
+            if client.alive:
+                raise
+
+    def _live_client(self) -> KeeperClient:
+        """A keeper that died is replaced; its boxes died with it."""
+        with self._start_lock:
+            if self._closed:
+                raise failure("the pool is closed")
+            if not self._client.alive:
+                self._client.close()
+                self._client = KeeperClient(
+                    self._config.max_boxes, control_groups=self._config.control_groups
+                )
+            return self._client
+
+    async def close(self) -> None:
+        """Destroy all boxes and end the keeper. May be called twice."""
+        with self._start_lock:
+            if self._closed:
+                return
+            self._closed = True
+        await asyncio.to_thread(self._client.close)
+
+
+def _infra_error(message: str) -> ExecResult:
+    return ExecResult(
+        status=ExecStatus.INFRA_ERROR,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        usage=Usage(wall_s=0.0),
+        message=" ".join(message.split()),
+    )

@@ -1,0 +1,87 @@
+"""The processes of a box as the host sees them: the fallback where no control group counts.
+
+A pid namespace adopts its own orphans, so the tree below bubblewrap is always complete.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Process(NamedTuple):
+    """One line of `/proc/<pid>/stat`."""
+
+    pid: int
+    parent: int
+    num_threads: int
+    cpu_s: float
+    """Its own and that of the children it has waited for."""
+    start_ticks: int
+    rss_bytes: int
+
+
+class TreeUsage(NamedTuple):
+    """Totals of a tree, its root left out."""
+
+    num_tasks: int
+    """Threads."""
+    cpu_s: float
+    memory_bytes: int
+    """Resident, pages shared between processes counted once per process."""
+
+
+def parse_stat(text: str) -> Process:
+    """The name in parentheses may hold anything, so fields count from the last `)`."""
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    return Process(
+        pid=int(head.split(" ", 1)[0]),
+        parent=int(fields[1]),
+        num_threads=int(fields[17]),
+        cpu_s=sum(int(field) for field in fields[11:15]) / _TICKS_PER_S,
+        start_ticks=int(fields[19]),
+        rss_bytes=max(0, int(fields[21])) * _PAGE_BYTES,
+    )
+
+
+def read_processes() -> list[Process]:
+    """All that are visible now."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (process := read_process(int(name))):
+            found.append(process)
+    return found
+
+
+def read_process(pid: int) -> Process | None:
+    """None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return parse_stat(file.read())
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def start_ticks(pid: int) -> int:
+    """Start time in clock ticks since boot, which with the pid names a process; -1 if gone."""
+    process = read_process(pid)
+    return -1 if process is None else process.start_ticks
+
+
+def tree_usage(processes: Iterable[Process], root: int) -> TreeUsage:
+    """Sum over the descendants of `root`."""
+    children: dict[int, list[Process]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    num_tasks, cpu_s, memory_bytes = 0, 0.0, 0
+    waiting = [root]
+    while waiting:
+        for child in children.pop(waiting.pop(), ()):
+            num_tasks += child.num_threads
+            cpu_s += child.cpu_s
+            memory_bytes += child.rss_bytes
+            waiting.append(child.pid)
+    return TreeUsage(num_tasks, cpu_s, memory_bytes)

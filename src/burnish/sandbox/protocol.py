@@ -1,0 +1,119 @@
+"""Messages between a pool and its keeper: length-prefixed MessagePack over a socket pair."""
+
+import struct
+
+import msgspec
+
+from burnish.core.boxes import Capabilities, ExecResult, Limits
+from burnish.core.records import Record
+
+HEADER = struct.Struct("!I")
+MAX_MESSAGE_BYTES = 256 * 2**20
+
+
+class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
+    """Wait for a free place and make a box; answered by `Done` with its number in `box`."""
+
+    id: int
+
+
+class DestroyBox(Record, frozen=True, kw_only=True, tag="destroy"):
+    """End whatever runs in a box and remove it."""
+
+    id: int
+    box: int
+
+
+class Exec(Record, frozen=True, kw_only=True, tag="exec"):
+    """Run a command."""
+
+    id: int
+    box: int
+    argv: tuple[bytes, ...]
+    stdin: bytes
+    env: dict[str, str]
+    limits: Limits
+
+
+class WriteFile(Record, frozen=True, kw_only=True, tag="write"):
+    """Write a file below /work."""
+
+    id: int
+    box: int
+    path: str
+    data: bytes
+
+
+class ReadFile(Record, frozen=True, kw_only=True, tag="read"):
+    """Read a file below /work."""
+
+    id: int
+    box: int
+    path: str
+    limit_bytes: int
+
+
+class Cancel(Record, frozen=True, kw_only=True, tag="cancel"):
+    """Abandon the request `id`. It is still answered."""
+
+    id: int
+
+
+Request = CreateBox | DestroyBox | Exec | WriteFile | ReadFile | Cancel
+
+
+class Hello(Record, frozen=True, kw_only=True, tag="hello"):
+    """First words of a keeper."""
+
+    capabilities: Capabilities | None
+    """None if no box can run here."""
+    problem: str = ""
+    """Then: what is wrong."""
+    fix: str = ""
+    """Then: what to do."""
+
+
+class Done(Record, frozen=True, kw_only=True, tag="done"):
+    """Success; the field that fits the request is set."""
+
+    id: int
+    box: int = -1
+    data: bytes = b""
+    result: ExecResult | None = None
+
+
+class Failed(Record, frozen=True, kw_only=True, tag="failed"):
+    """The request failed."""
+
+    id: int
+    errno: int
+    """Number of the OSError; 0 if the box itself is at fault."""
+    message: str
+
+
+Reply = Hello | Done | Failed
+
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """With its length in front.
+
+    Raises:
+        ValueError: too large.
+    """
+    body = msgspec.msgpack.encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message to the sandbox may have {MAX_MESSAGE_BYTES} bytes at most")
+    return HEADER.pack(len(body)) + body
+
+
+def decode_request(body: bytes) -> Request:
+    """Inverse of `encode`, without the length."""
+    return _requests.decode(body)
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Inverse of `encode`, without the length."""
+    return _replies.decode(body)
