@@ -1,7 +1,7 @@
 """Weights from trainer to engine, and the proof that they arrived.
 
-After every publication the engine answers a fixed probe, and the trainer answers the same probe from
-its own master weights. The two are compared; a mismatch stops the run with both values named.
+After every publication the engine answers a fixed probe, and the trainer answers the same probe
+from its own master weights. The two are compared; a mismatch stops the run, both values named.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Publisher:
         assert len(probe_ids) >= 2
         self._engine, self._source, self._clock = engine, source, clock
         self._probe_ids, self._tolerance = tuple(probe_ids), tolerance
+        self._num_checks, self._worst = 0, 0.0
 
     async def publish(self, version: int) -> Publication:
         """Deliver the trainer's present weights as `version`.
@@ -71,6 +72,17 @@ class Publisher:
         await self._engine.update_weights(await self._source.snapshot(), version)
         difference = await self._check(version)
         return Publication(version, self._clock.now_s() - start_s, difference)
+
+    def summary(self) -> dict[str, Any]:
+        """The canary over all publications, for the result."""
+        return {
+            "ok": True,
+            "num_checks": self._num_checks,
+            "max_abs_diff": self._worst,
+            "tolerance": self._tolerance,
+            "probe_tokens": len(self._probe_ids),
+            "version": self._engine.weight_version,
+        }
 
     async def _check(self, version: int) -> float:
         if self._engine.weight_version != version:
@@ -87,6 +99,8 @@ class Publisher:
                 f"{expected[worst]:.6f}, the engine {answered[worst]:.6f} "
                 f"(allowed difference {self._tolerance:g})"
             )
+        self._num_checks += 1
+        self._worst = max(self._worst, gaps[worst])
         return gaps[worst]
 
 

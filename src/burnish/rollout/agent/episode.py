@@ -13,6 +13,7 @@ Sampled tokens are never re-tokenised: the next prompt is the previous tokens pl
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -31,8 +32,8 @@ from burnish.core.records import (
 )
 from burnish.core.seeds import derive_seed
 from burnish.core.vocabulary import FailureKind, Outcome, StopReason
+from burnish.envs.rewards import WEIGHTS
 from burnish.rollout.agent.stream import TokenStream
-
 
 T = TypeVar("T")
 
@@ -155,13 +156,18 @@ def credit_spans(verdict: Verdict, turns: Sequence[Turn]) -> tuple[CreditSpan, .
         return ()
     whole = (turns[0].start, turns[-1].end)
     spans = []
-    for credit, weight in zip(verdict.credits, credit_weights(verdict.credits), strict=True):
+    count = Counter(credit.source for credit in verdict.credits)
+    for credit in verdict.credits:
         earned = credit.turn is not None and credit.turn < len(turns)
         turn = turns[credit.turn] if earned and credit.turn is not None else None
         start, end = (turn.start, turn.end) if turn is not None else whole
         spans.append(
             CreditSpan(
-                source=credit.source, value=credit.value, weight=weight, start=start, end=end
+                source=credit.source,
+                value=credit.value,
+                weight=WEIGHTS[credit.source] / count[credit.source],
+                start=start,
+                end=end,
             )
         )
     return tuple(spans)
@@ -170,7 +176,7 @@ def credit_spans(verdict: Verdict, turns: Sequence[Turn]) -> tuple[CreditSpan, .
 def failed_rollout(
     plan: EpisodePlan, environment: Environment, prompt_ids: tuple[int, ...], failure: Failure
 ) -> Rollout:
-    """The record of an episode that could not be judged: no score, so that nothing learns from it."""
+    """The record of an episode that could not be judged: no score, so nothing learns from it."""
     blamed = failure.kind in (FailureKind.ENVIRONMENT, FailureKind.DATA)
     outcome = Outcome.INVALID_ENVIRONMENT if blamed else Outcome.INVALID_INFRA
     return TokenStream(prompt_ids).rollout(

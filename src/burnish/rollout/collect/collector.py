@@ -1,7 +1,7 @@
 """Collects rollouts: episodes of one task at once, failures classified, retried and counted.
 
-A failure of the machine or the sandbox is retried with a fresh episode and the same seed, because it
-says nothing about the policy. A failure of the environment or the verifier would only repeat itself.
+A failure of the machine or the sandbox is retried with a fresh episode and the same seed, because
+it says nothing about the policy. One of the environment or the verifier would only repeat itself.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Sampling(NamedTuple):
 class Presence(NamedTuple):
     """Told when an episode begins and ends: the engine's barrier in deterministic mode."""
 
-    enter: Callable[[], None]
-    """An episode will ask the engine for tokens."""
+    enter: Callable[[int], None]
+    """So many episodes are about to ask the engine for tokens."""
     leave: Callable[[], None]
-    """It will not ask again."""
+    """One of them will not ask again."""
 
 
 class Collector:
@@ -72,6 +72,16 @@ class Collector:
         self._presence, self._max_attempts = presence, max_attempts
         self._step_timeout_s, self._on_failure = step_timeout_s, on_failure
 
+    def reserve(self, num_episodes: int) -> None:
+        """Announce episodes before any of them starts.
+
+        In deterministic mode the engine waits until every announced episode has asked or ended, so
+        all that are meant to share a batch must be announced together, without an await between.
+        Each announced episode must be run by `rollout`, or through `group`.
+        """
+        if self._presence is not None:
+            self._presence.enter(num_episodes)
+
     async def group(
         self,
         environment: Environment,
@@ -82,7 +92,7 @@ class Collector:
         sampling: Sampling,
         version: int,
     ) -> Group:
-        """All samples of training item `index`, judged."""
+        """All samples of training item `index`, judged. Reserve `num_samples` first."""
         task = environment.task(Split.TRAIN, index)
         group_id = f"{environment.name}/{index}"
         seeds = [derive_seed(root_seed, "train", group_id, n) for n in range(num_samples)]
@@ -103,7 +113,7 @@ class Collector:
     async def rollout(
         self, environment: Environment, task: Task, *, sample: int, seed: int, sampling: Sampling
     ) -> Rollout:
-        """One episode with retries. Never raises for a classified failure: it becomes the outcome."""
+        """One episode with retries, reserved before. A classified failure becomes its outcome."""
         group_id = f"{task.domain}/{task.index}"
         plan = EpisodePlan(
             rollout_id=f"{group_id}/{sample}",
@@ -114,13 +124,11 @@ class Collector:
             top_p=sampling.top_p,
             step_timeout_s=self._step_timeout_s,
         )
-        if self._presence is None:
-            return await self._attempts(plan, environment)
-        self._presence.enter()
         try:
             return await self._attempts(plan, environment)
         finally:
-            self._presence.leave()
+            if self._presence is not None:
+                self._presence.leave()
 
     async def _attempts(self, plan: EpisodePlan, environment: Environment) -> Rollout:
         start_s = self._clock.now_s()

@@ -1,0 +1,141 @@
+"""What a run is: one TOML file read into these models. Each component's own config sits beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from burnish.core.config import Config
+from burnish.quality.subject import AuditConfig
+from burnish.schedule.picks import DomainScheduleConfig
+from burnish.train.config import TrainConfig
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class RunSection(Config):
+    """The run as a whole."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9_.-]*$")] = "run"
+    """Prefix of the run directory's name."""
+    directory: Path = Path("runs")
+    """Where run directories are made."""
+    seed: Count = 0
+    """Root of all randomness."""
+    steps: Positive = 40
+    """Training steps of reinforcement learning."""
+    deterministic: bool = False
+    """Fixed lag, and an order of groups that does not depend on the wall clock: equal runs give
+    equal bits."""
+    checkpoint_every_steps: Positive = 10
+    """A crash loses at most this many steps of training, and no finished rollout."""
+    train_threads: Positive = 2
+    """CPU threads of the trainer."""
+    keep_checkpoints: Positive = 2
+    """Older checkpoints are deleted."""
+
+
+class ModelSection(Config):
+    """The policy to start from."""
+
+    source: str = "smollm2-135m-instruct"
+    """A known name, a GGUF file, or a Hugging Face directory with safetensors."""
+
+
+class DomainSection(Config):
+    """One domain of the mix."""
+
+    environment: str | None = None
+    """Registered name or `module:Class`; the section's own name if absent."""
+
+
+class WarmupSection(Config):
+    """Supervised steps on reference solutions before reinforcement learning."""
+
+    examples_per_domain: Count = 0
+    """0 turns the warm-up off."""
+    batch_examples: Positive = 32
+    """Examples per optimizer step."""
+    epochs: Positive = 1
+    """Passes over the examples."""
+    lr: Annotated[float, Field(gt=0)] = 3e-5
+    """Peak learning rate of the warm-up."""
+
+
+class RolloutSection(Config):
+    """How experience is collected."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Samples of one task: the leave-one-out baseline needs at least 2."""
+    groups_per_step: Positive = 8
+    """Groups in one training batch."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature; log-probs are reported under it."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus mass."""
+    max_lag: Count = 1
+    """No token older than this many weight versions trains; 0 is on-policy."""
+    max_refills: Count = 1
+    """Batches' worth of replacements per step for groups that carry no gradient."""
+    max_attempts: Positive = 3
+    """Tries for one episode when the machine or the sandbox fails."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Bound on each call into an environment."""
+    failures_to_quarantine: Positive = 8
+    """Failures of environment or verifier in one domain after which it is quarantined."""
+    max_boxes: Positive = 4
+    """Sandboxes alive at once."""
+
+
+class EngineSection(Config):
+    """The inference engine."""
+
+    num_threads: Positive = 2
+    """CPU threads of a decode step."""
+    num_pages: Positive = 4096
+    """Pages of the key/value cache."""
+    max_running: Positive = 96
+    """Sequences decoded together."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Weights and cache."""
+    canary_tolerance: Annotated[float, Field(ge=0)] = 0.0
+    """Allowed difference between engine and trainer on the probe, nats; 0 demands equal bits."""
+
+
+class EvaluateSection(Config):
+    """The held-out evaluation before, between and after."""
+
+    tasks_per_domain: Count = 64
+    """Held-out tasks of each domain; 0 turns evaluation off."""
+    max_concurrent: Positive = 64
+    """Episodes in flight at once."""
+
+
+class RunConfig(Config):
+    """A whole run."""
+
+    run: RunSection = RunSection()
+    """The run as a whole."""
+    model: ModelSection = ModelSection()
+    """The policy to start from."""
+    domains: dict[str, DomainSection] = {}
+    """The mix: at least one."""
+    warmup: WarmupSection = WarmupSection()
+    """Supervised warm-up."""
+    rollout: RolloutSection = RolloutSection()
+    """Collection of experience."""
+    engine: EngineSection = EngineSection()
+    """Inference."""
+    train: TrainConfig = TrainConfig()
+    """Optimisation."""
+    schedule: DomainScheduleConfig = DomainScheduleConfig()
+    """Which domain next."""
+    quality: AuditConfig = AuditConfig()
+    """The gate before training."""
+    evaluate: EvaluateSection = EvaluateSection()
+    """Held-out evaluation."""
+
+    renamed: ClassVar[dict[str, str]] = {}

@@ -1,0 +1,229 @@
+"""The phases in order, and where a resumed run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from burnish.core.clock import Clock
+from burnish.core.errors import ClassifiedFailure, one_line
+from burnish.core.observer import RunObserver, RunPhase
+from burnish.core.protocols import Environment
+from burnish.core.records import Failure
+from burnish.model.loading import LoadedModel, export
+from burnish.observe.report import write_report
+from burnish.rollout.collect.collector import Sampling
+from burnish.run.config import RunConfig
+from burnish.run.facts import versions
+from burnish.run.interrupts import Interrupts
+from burnish.run.loop import Loop, LoopConfig, LoopParts
+from burnish.run.phases import (
+    Gated,
+    check_environments,
+    evaluation,
+    first_state,
+    held_out_suite,
+    results_by_name,
+    warm_up,
+)
+from burnish.run.result import run_result
+from burnish.run.session import Session, open_session
+from burnish.run.step_report import StepReporter, peak_rss_bytes
+from burnish.schedule.admission import Admission, AdmissionConfig, AdmissionMode
+from burnish.schedule.domains import DomainScheduler
+from burnish.store.run_directory import EvalName, RunDirectory
+from burnish.telemetry.events import EventKind
+from burnish.train import checkpoint
+from burnish.train.advantages import RunningScale
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Somebody asked to stop; the message says how to go on."""
+
+    def __init__(self, run: Path) -> None:
+        """Name the command."""
+        super().__init__(f"Stopped. Go on with: burnish run --resume {run}")
+
+
+async def execute(
+    config: RunConfig,
+    loaded: LoadedModel,
+    environments: Mapping[str, Environment],
+    directory: RunDirectory,
+    observer: RunObserver,
+    clock: Clock,
+) -> dict[str, Any]:
+    """Go through all phases that are not done yet; returns the content of `result.json`.
+
+    Raises:
+        RunInterrupted: after an interrupt; everything finished is on the disk.
+        ClassifiedFailure: for what failed.
+    """
+    main = asyncio.current_task()
+    assert main is not None
+    interrupts = Interrupts(main)
+    saved = checkpoint.latest(directory.checkpoints)
+    kind = EventKind.RUN_STARTED if saved is None else EventKind.RUN_RESUMED
+    directory.events.emit(kind, 0)
+    failures = _FailureSink(directory, observer)
+    with interrupts.installed():
+        try:
+            async with open_session(
+                config, loaded, environments, directory, observer, clock, failures
+            ) as session:
+                return await _phases(session, interrupts, failures)
+        except asyncio.CancelledError:
+            directory.events.emit(EventKind.RUN_INTERRUPTED, 0)
+            raise RunInterrupted(directory.path) from None
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from group
+        except ClassifiedFailure as error:
+            directory.events.emit(EventKind.RUN_FAILED, 0, reason=one_line(error))
+            raise
+
+
+class _FailureSink:
+    """Failures go to the reporter of the loop while there is one, else straight to the disk."""
+
+    def __init__(self, directory: RunDirectory, observer: RunObserver) -> None:
+        self._directory, self._observer = directory, observer
+        self.reporter: StepReporter | None = None
+
+    def __call__(self, failure: Failure) -> None:
+        if self.reporter is not None:
+            self.reporter.failure(failure)
+            return
+        self._directory.append_failure(0, failure.where, failure)
+        self._observer.failure(failure)
+
+
+async def _phases(
+    session: Session, interrupts: Interrupts, failures: _FailureSink
+) -> dict[str, Any]:
+    start_s = session.clock.now_s()
+    gated = await check_environments(session)
+    environments = gated.environments
+    suite = held_out_suite(session, environments)
+    saved = checkpoint.latest(session.directory.checkpoints)
+    if suite is not None:
+        await evaluation(session, environments, suite, EvalName.BEFORE)
+    warms = session.config.warmup.examples_per_domain > 0
+    if saved is None:
+        if warms:
+            await warm_up(session, environments)
+        # Published before it is saved: what a checkpoint holds has passed the canary.
+        await session.publisher.publish(1)
+        await session.trainer.save(session.directory.checkpoints, 0, first_state())
+        payload = first_state()
+    else:
+        loaded = await asyncio.to_thread(checkpoint.load, saved)
+        await session.trainer.restore(loaded)
+        payload = loaded.payload
+        await session.publisher.publish(1 + payload["step"])
+        session.directory.events.emit(EventKind.ROLLED_BACK, payload["step"])
+    if suite is not None and warms and payload["step"] == 0:
+        await evaluation(session, environments, suite, EvalName.WARMED)
+    loop, reporter = _loop(session, environments, payload)
+    failures.reporter = reporter
+    session.observer.phase(RunPhase.TRAIN, session.config.run.steps)
+    with interrupts.gently(loop.stop):
+        reached = await loop.run()
+    failures.reporter = None
+    if not reached:
+        session.directory.events.emit(EventKind.RUN_INTERRUPTED, loop.finished_steps)
+        raise RunInterrupted(session.directory.path)
+    if suite is not None:
+        await evaluation(session, environments, suite, EvalName.AFTER)
+    return await _finish(session, gated, session.clock.now_s() - start_s)
+
+
+def _loop(
+    session: Session, environments: Mapping[str, Environment], payload: Mapping[str, Any]
+) -> tuple[Loop, StepReporter]:
+    config, step = session.config, int(payload["step"])
+    version = 1 + step
+    rollouts = session.directory.rollouts
+    rollouts.discard(rollouts.groups_newer_than(version))
+    session.directory.rollback_to(step)
+    admission_config = AdmissionConfig(
+        mode=AdmissionMode.FIXED_LAG if config.run.deterministic else AdmissionMode.BOUNDED_LAG,
+        max_lag=config.rollout.max_lag,
+        groups_per_batch=config.rollout.groups_per_step,
+        max_refills=config.rollout.max_refills,
+    )
+    if "scheduler" in payload:
+        scheduler = DomainScheduler.from_state(payload["scheduler"], config.schedule)
+        admission = Admission.from_state(payload["admission"], admission_config)
+        scale = RunningScale.from_state(payload["scale"])
+        faults = payload["faults"]
+    else:
+        scheduler = DomainScheduler(tuple(environments), config.schedule)
+        admission = Admission(admission_config, version, config.run.steps)
+        scale, faults = RunningScale(), {}
+    reporter = StepReporter(
+        session.directory,
+        session.observer,
+        session.clock,
+        num_steps=config.run.steps,
+        engine_stats=session.engine.stats,
+    )
+    loop = Loop(
+        LoopConfig(
+            num_steps=config.run.steps,
+            group_size=config.rollout.group_size,
+            sampling=Sampling(config.rollout.temperature, config.rollout.top_p),
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
+            checkpoint_every_steps=config.run.checkpoint_every_steps,
+            failures_to_quarantine=config.rollout.failures_to_quarantine,
+            first_index=config.warmup.examples_per_domain,
+        ),
+        LoopParts(
+            environments=environments,
+            scheduler=scheduler,
+            admission=admission,
+            scale=scale,
+            collector=session.collector,
+            trainer=session.trainer,
+            publisher=session.publisher,
+            directory=session.directory,
+            reporter=reporter,
+        ),
+        finished_steps=step,
+        faults=faults,
+    )
+    return loop, reporter
+
+
+async def _finish(session: Session, gated: Gated, wall_s: float) -> dict[str, Any]:
+    """Export the model, write result and report."""
+    session.observer.phase(RunPhase.REPORT, 0)
+    directory = session.directory
+    model = directory.path / "model"
+    weights = await session.trainer.export_weights()
+    decoder = session.loaded.decoder.float()
+    decoder.load_state_dict(dict(weights))
+    await asyncio.to_thread(export, decoder, session.loaded, model)
+    result = run_result(
+        run_dir=directory.path,
+        wall_s=wall_s,
+        peak_rss_bytes=peak_rss_bytes(),
+        results=results_by_name(directory.path),
+        ledger=directory.ledger.counts(),
+        canary=session.publisher.summary(),
+        versions=versions(),
+        quarantined=gated.quarantined,
+        model=model,
+    )
+    directory.events.emit(EventKind.RUN_FINISHED, session.config.run.steps)
+    directory.write_result(result)
+    await asyncio.to_thread(write_report, directory.path)
+    return result
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that began it; the others are its echo."""
+    first = group.exceptions[0]
+    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first

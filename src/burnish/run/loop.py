@@ -1,0 +1,351 @@
+"""The loop of reinforcement learning: one file, top to bottom.
+
+    scheduler --pick--> dispatch --> collector (engine, sandbox, verifier) --Group--> complete
+        ^                  ^                                                            |
+        |            admission (bounded lag)                                            v
+        '----observe------------------------------------------------------ store, ledger, shelf
+                                                                                        |
+    published weights <-- canary <-- publish <-- trainer <-- credit <-- batch (dispatch order)
+
+| task      | consumes          | produces           | waits for                | unblocked by      |
+|-----------|-------------------|--------------------|--------------------------|-------------------|
+| dispatch  | admission's room  | running groups     | nothing                  | complete, publish |
+| collect   | a pick            | a stored group     | engine, sandbox          | their answers     |
+| complete  | a stored group    | a group on the shelf | earlier dispatches (*) | collect           |
+| train     | a planned batch   | new master weights | a ready batch            | complete          |
+| publish   | master weights    | a served version   | the canary; all runs (*) | engine, complete  |
+
+(*) in deterministic mode only: there every decision happens in dispatch order and at fixed points of
+the training sequence, so the wall clock decides nothing. The mode is a policy of admission
+(`fixed_lag`), not another loop.
+
+Step numbers: everything between the publication of step s - 1 and that of step s belongs to step s.
+What a checkpoint after step s does not hold is undone by a resume, and done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from burnish.core.errors import ClassifiedFailure
+from burnish.core.protocols import Environment
+from burnish.core.records import Failure, Group
+from burnish.core.vocabulary import DropReason, FailureKind
+from burnish.rollout.collect.collector import Collector, Sampling
+from burnish.run.batch import drop_reason, make_batch
+from burnish.run.publish import Publisher
+from burnish.run.step_report import StepReporter
+from burnish.run.training import PolicyTrainer
+from burnish.schedule.admission import Admission, GroupState
+from burnish.schedule.batcher import BatchStatus, plan_batch
+from burnish.schedule.domains import DomainScheduler
+from burnish.store.run_directory import RunDirectory
+from burnish.telemetry.events import EventKind
+from burnish.train.advantages import RunningScale
+
+
+class LoopConfig(NamedTuple):
+    """What the loop itself needs to know."""
+
+    num_steps: int
+    """Training steps of the whole run."""
+    group_size: int
+    """Samples of one task."""
+    sampling: Sampling
+    """How tokens are drawn."""
+    seed: int
+    """Root of all randomness."""
+    deterministic: bool
+    """Decide in dispatch order only."""
+    checkpoint_every_steps: int
+    """How often the run can be gone on with."""
+    failures_to_quarantine: int
+    """Failures of one environment's own code after which it is shut out."""
+    first_index: int
+    """Training items below this were used by the warm-up."""
+
+
+class LoopParts(NamedTuple):
+    """Everything that the loop drives; none of it knows the loop."""
+
+    environments: Mapping[str, Environment]
+    scheduler: DomainScheduler
+    admission: Admission
+    scale: RunningScale
+    collector: Collector
+    trainer: PolicyTrainer
+    publisher: Publisher
+    directory: RunDirectory
+    reporter: StepReporter
+
+
+class Loop:
+    """Runs steps until the last one, or until asked to stop. One event loop, no locks."""
+
+    def __init__(
+        self,
+        config: LoopConfig,
+        parts: LoopParts,
+        *,
+        finished_steps: int = 0,
+        faults: Mapping[str, int] | None = None,
+    ) -> None:
+        """Go on after so many finished steps; the parts are in the state of that moment."""
+        self._config, self._parts = config, parts
+        self._finished_steps = finished_steps
+        self._saved_steps = finished_steps if finished_steps else -1
+        self._collecting: set[asyncio.Task[None]] = set()
+        self._order: list[str] = []
+        self._done: dict[str, Group] = {}
+        self._shelf: dict[str, Group] = {}
+        self._faults = dict(faults or {})
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._snapshot = self._state()
+
+    @property
+    def finished_steps(self) -> int:
+        """Steps that are trained and published."""
+        return self._finished_steps
+
+    def stop(self) -> None:
+        """End after the step in progress, with a checkpoint. Call from the event loop's thread."""
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self) -> bool:
+        """Train until the last step; True if it was reached, False if stopped before.
+
+        Raises:
+            ExceptionGroup: holding the ClassifiedFailure or the bug that ended it.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            self._restart(tasks)
+            self._dispatch(tasks)
+            while self._finished_steps < self._config.num_steps and not self._stopping:
+                groups = await self._next_batch(tasks)
+                if groups is not None:
+                    await self._step(groups)
+                    self._dispatch(tasks)
+            for task in self._collecting:
+                task.cancel()
+        reached = self._finished_steps >= self._config.num_steps
+        if reached:
+            for entry in self._parts.admission.entries():
+                self._drop(entry.group_id, DropReason.SURPLUS)
+            self._snapshot = self._state()
+        await self._checkpoint()
+        return reached
+
+    # Dispatch and collection.
+
+    def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
+        """Start as many groups as the lag bound allows. No await inside: see Collector.reserve."""
+        parts, started = self._parts, []
+        while not self._stopping and parts.admission.may_dispatch():
+            pick = parts.scheduler.next()
+            if pick is None:
+                raise _nothing_left()
+            index = pick.index + self._config.first_index
+            group_id = f"{pick.domain}/{index}"
+            parts.admission.dispatched(group_id)
+            started.append((group_id, pick.domain, index))
+        with parts.directory.ledger.transaction():
+            for group_id, domain, index in started:
+                parts.directory.ledger.dispatch(
+                    group_id,
+                    domain,
+                    index,
+                    self._config.group_size,
+                    self._current_step(),
+                    parts.admission.version,
+                )
+        self._collect_all(tasks, started)
+
+    def _restart(self, tasks: asyncio.TaskGroup) -> None:
+        """After a resume: put stored groups back on the shelf, sample the others again."""
+        running = []
+        for entry in self._parts.admission.entries():
+            if entry.state is GroupState.WAITING:
+                group = self._parts.directory.rollouts.get_group(entry.group_id)
+                assert group is not None, f"{entry.group_id} waits but was never stored"
+                self._shelf[entry.group_id] = group
+            else:
+                domain, _, index = entry.group_id.rpartition("/")
+                running.append((entry.group_id, domain, int(index)))
+        self._collect_all(tasks, running)
+
+    def _collect_all(
+        self, tasks: asyncio.TaskGroup, started: Sequence[tuple[str, str, int]]
+    ) -> None:
+        store = self._parts.directory.rollouts
+        stored = {group_id for group_id, _, _ in started if group_id in store}
+        if self._config.deterministic and len(stored) < len(started):
+            # What shares a batch is sampled together or not at all: a part of it would be
+            # computed in another batch, with other roundings.
+            store.discard(stored)
+            stored = set()
+        for group_id, domain, index in started:
+            self._order.append(group_id)
+            if group_id in stored:
+                group = store.get_group(group_id)
+                assert group is not None
+                self._done[group_id] = group
+                continue
+            self._parts.collector.reserve(self._config.group_size)
+            task = tasks.create_task(self._collect(tasks, group_id, domain, index))
+            self._collecting.add(task)
+            task.add_done_callback(self._collecting.discard)
+        self._absorb(tasks)
+
+    async def _collect(
+        self, tasks: asyncio.TaskGroup, group_id: str, domain: str, index: int
+    ) -> None:
+        group = await self._parts.collector.group(
+            self._parts.environments[domain],
+            index,
+            num_samples=self._config.group_size,
+            root_seed=self._config.seed,
+            sampling=self._config.sampling,
+            version=self._parts.admission.version,
+        )
+        self._parts.directory.rollouts.append(group)
+        self._done[group_id] = group
+        self._absorb(tasks)
+
+    def _current_step(self) -> int:
+        """The step that what happens now belongs to; what follows the last one belongs to it."""
+        return min(self._finished_steps + 1, self._config.num_steps)
+
+    # Completion.
+
+    def _absorb(self, tasks: asyncio.TaskGroup) -> None:
+        """Take finished groups in: at once, or in deterministic mode in dispatch order."""
+        if self._config.deterministic:
+            while self._order and self._order[0] in self._done:
+                self._complete(self._done.pop(self._order.pop(0)))
+        else:
+            for group_id in [g for g in self._order if g in self._done]:
+                self._order.remove(group_id)
+                self._complete(self._done.pop(group_id))
+            if self._parts.admission.may_dispatch():
+                self._dispatch(tasks)
+        self._changed.set()
+
+    def _complete(self, group: Group) -> None:
+        parts = self._parts
+        parts.directory.ledger.complete(group.group_id, self._current_step())
+        parts.reporter.group(group)
+        scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
+        if scored:
+            scores = [v.score for v in scored if v.score is not None]
+            mean = sum(scores) / len(scores)
+            parts.scheduler.observe(
+                group.domain,
+                pass_rate=sum(bool(v.passed) for v in scored) / len(scored),
+                mean_score=mean,
+                num_rollouts=len(scored),
+                step=self._finished_steps,
+                cost_s=sum(r.duration_s for r in group.rollouts),
+                cost_tokens=float(sum(r.num_sampled_tokens for r in group.rollouts)),
+                score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
+            )
+        self._count_faults(group)
+        reason = drop_reason(group)
+        if group.domain not in parts.scheduler.active():
+            reason = DropReason.QUARANTINED
+        if reason is None:
+            oldest = min(r.oldest_version for r in group.rollouts if r.num_sampled_tokens)
+            parts.admission.completed(group.group_id, oldest)
+            self._shelf[group.group_id] = group
+        else:
+            self._drop(group.group_id, reason)
+
+    def _drop(self, group_id: str, reason: DropReason) -> None:
+        self._parts.admission.dropped(group_id, reason)
+        self._parts.directory.ledger.drop(group_id, reason, self._current_step())
+        self._parts.reporter.dropped(group_id, reason, self._config.group_size)
+        self._shelf.pop(group_id, None)
+
+    def _count_faults(self, group: Group) -> None:
+        """Shut out an environment whose own code keeps failing, by name, from this step on."""
+        kinds = (FailureKind.ENVIRONMENT, FailureKind.VERIFIER, FailureKind.DATA)
+        failures = [r.verdict.failure for r in group.rollouts if r.verdict.failure is not None]
+        own = [failure for failure in failures if failure.kind in kinds]
+        self._faults[group.domain] = self._faults.get(group.domain, 0) + len(own)
+        active = group.domain in self._parts.scheduler.active()
+        if active and self._faults[group.domain] >= self._config.failures_to_quarantine:
+            self._parts.scheduler.quarantine(group.domain, own[-1].message)
+            self._parts.reporter.quarantined(group.domain, own[-1])
+            for group_id in [g for g, held in self._shelf.items() if held.domain == group.domain]:
+                self._drop(group_id, DropReason.QUARANTINED)
+
+    # Training.
+
+    async def _next_batch(self, tasks: asyncio.TaskGroup) -> list[Group] | None:
+        """The next batch in dispatch order, or None when asked to stop."""
+        while not self._stopping:
+            self._changed.clear()
+            plan = plan_batch(self._parts.admission)
+            for group_id in plan.stale:
+                self._drop(group_id, DropReason.STALE)
+            if plan.status is BatchStatus.READY:
+                self._parts.admission.trained(plan.group_ids)
+                return [self._shelf.pop(group_id) for group_id in plan.group_ids]
+            self._parts.reporter.waiting(plan)
+            self._dispatch(tasks)
+            await self._changed.wait()
+        return None
+
+    async def _step(self, groups: Sequence[Group]) -> None:
+        """Train on a batch, publish, and close the step."""
+        parts, step = self._parts, self._finished_steps + 1
+        batch = make_batch(groups, parts.scale)
+        metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
+        with parts.directory.ledger.transaction():
+            for group_id, num_invalid in batch.num_invalid.items():
+                parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)
+                parts.reporter.dropped(group_id, DropReason.INVALID, num_invalid)
+            parts.directory.ledger.train([g.group_id for g in groups], step)
+        parts.directory.rollouts.append_advantages(step, batch.advantages)
+        while not parts.admission.may_publish():
+            self._changed.clear()
+            await self._changed.wait()
+        version = parts.admission.version + 1
+        publication = await parts.publisher.publish(version)
+        parts.reporter.step(step, groups, metrics, publication, parts.scheduler)
+        parts.admission.published(version)
+        self._finished_steps = step
+        self._snapshot = self._state()
+        is_last = step == self._config.num_steps
+        if step % self._config.checkpoint_every_steps == 0 and not is_last:
+            await self._checkpoint()
+
+    # What a resume needs.
+
+    def _state(self) -> dict[str, Any]:
+        parts = self._parts
+        return {
+            "step": self._finished_steps,
+            "scheduler": parts.scheduler.state(),
+            "admission": parts.admission.state(),
+            "scale": parts.scale.state(),
+            "faults": dict(self._faults),
+        }
+
+    async def _checkpoint(self) -> None:
+        """Save the state of the end of the last finished step, once."""
+        if self._saved_steps == self._finished_steps:
+            return
+        step, snapshot = self._finished_steps, self._snapshot
+        await self._parts.trainer.save(self._parts.directory.checkpoints, step, snapshot)
+        self._saved_steps = step
+        self._parts.directory.events.emit(EventKind.CHECKPOINT_SAVED, step)
+
+
+def _nothing_left() -> ClassifiedFailure:
+    message = "every environment is quarantined; `burnish check` shows why"
+    failure = Failure(kind=FailureKind.ENVIRONMENT, where="scheduler", message=message)
+    return ClassifiedFailure(failure)

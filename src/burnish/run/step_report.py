@@ -1,0 +1,235 @@
+"""What the loop tells the world: metrics, events, failures and the live view of each step."""
+
+from __future__ import annotations
+
+import resource
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+
+from burnish.core.clock import Clock
+from burnish.core.observer import RunObserver, RunPhase, StepView
+from burnish.core.records import Failure, Group
+from burnish.core.vocabulary import DropReason, FailureKind
+from burnish.rollout.engine.stats import EngineStats
+from burnish.run.publish import Publication
+from burnish.schedule.batcher import BatchPlan
+from burnish.schedule.domains import DomainScheduler
+from burnish.store.run_directory import RunDirectory
+from burnish.telemetry import catalogue as metric
+from burnish.telemetry.events import EventKind
+from burnish.telemetry.metrics import Recorder
+from burnish.train.metrics import StepMetrics
+
+# Of the last steps, to tell how long the rest will take: enough to smooth one odd step.
+_ETA_STEPS = 8
+
+
+class StepReporter:
+    """Collects what happens during a step and writes it out when the step ends."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        observer: RunObserver,
+        clock: Clock,
+        *,
+        num_steps: int,
+        engine_stats: Callable[[], EngineStats],
+        after_s: float = 0.0,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            directory: where it is written.
+            observer: who watches.
+            clock: for speeds.
+            num_steps: of the run.
+            engine_stats: the engine's counters.
+            after_s: what is expected to follow the last step, for the estimated end.
+        """
+        self._directory, self._observer, self._clock = directory, observer, clock
+        self._num_steps, self._engine_stats, self._after_s = num_steps, engine_stats, after_s
+        self._recorder = Recorder(metric.CATALOGUE)
+        self._last_s = clock.now_s()
+        self._last_stats = engine_stats()
+        self._step_seconds: list[float] = []
+        self._rewards: dict[str, list[float]] = defaultdict(list)
+        self._passes: dict[str, list[bool]] = defaultdict(list)
+        self._num_failures = self._num_dropped = 0
+        self._step = 0
+
+    def group(self, group: Group) -> None:
+        """A group was judged."""
+        invalid = 0
+        for rollout in group.rollouts:
+            verdict = rollout.verdict
+            if verdict.score is None:
+                invalid += 1
+                continue
+            self._rewards[group.domain].append(verdict.score)
+            self._passes[group.domain].append(bool(verdict.passed))
+            self._recorder.record(metric.DISPATCHED_LENGTH_MEAN, rollout.num_sampled_tokens)
+        scored = len(group.rollouts) - invalid
+        self._recorder.record(metric.SCORED_ROLLOUTS, scored, group.domain)
+        self._recorder.record(metric.INVALID_ROLLOUTS, invalid, group.domain)
+
+    def dropped(self, group_id: str, reason: DropReason, num_rollouts: int) -> None:
+        """Rollouts will not be trained."""
+        self._num_dropped += num_rollouts
+        self._recorder.record(metric.DROPPED, num_rollouts, reason.value)
+        domain = group_id.rpartition("/")[0]
+        self._recorder.record(
+            metric.ZERO_VARIANCE_RATIO, float(reason is DropReason.ZERO_VARIANCE), domain
+        )
+        self._directory.events.emit(
+            EventKind.GROUP_DROPPED,
+            self._step,
+            group_id=group_id,
+            reason=reason.value,
+            num_rollouts=num_rollouts,
+        )
+
+    def failure(self, failure: Failure) -> None:
+        """Something failed and was classified; called for every attempt."""
+        if failure.kind is not FailureKind.POLICY:
+            self._num_failures += 1
+        self._recorder.record(metric.FAILURES, 1, failure.kind.value)
+        self._directory.append_failure(self._step, failure.where, failure)
+        self._observer.failure(failure)
+
+    def quarantined(self, domain: str, failure: Failure) -> None:
+        """An environment is shut out from now on."""
+        self._directory.events.emit(
+            EventKind.ENVIRONMENT_QUARANTINED, self._step, domain=domain, reason=failure.message
+        )
+        self._observer.note(f"{domain} is quarantined: {failure.where}: {failure.message}")
+
+    def waiting(self, plan: BatchPlan) -> None:
+        """The trainer has nothing to do yet."""
+        self._recorder.record(metric.QUEUE_DEPTH, len(plan.waits_for), "groups_awaited")
+
+    def step(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        metrics: StepMetrics | None,
+        publication: Publication,
+        scheduler: DomainScheduler,
+    ) -> None:
+        """A step ended: record it, make it durable, show it."""
+        self._step = step
+        now_s = self._clock.now_s()
+        elapsed_s = max(now_s - self._last_s, 1e-9)
+        lags = self._trained(groups, publication.version - 1)
+        if metrics is not None:
+            self._optimisation(metrics, elapsed_s)
+        engine_rate = self._engine(elapsed_s)
+        self._health(publication, scheduler, elapsed_s)
+        self._domains()
+        self._directory.metrics.append(step, self._recorder.take())
+        self._directory.events.emit(
+            EventKind.STEP_FINISHED,
+            step,
+            version=publication.version,
+            groups=[g.group_id for g in groups],
+            canary_max_abs_diff=publication.canary_max_abs_diff,
+        )
+        self._step_seconds.append(elapsed_s)
+        self._observer.step(
+            StepView(
+                phase=RunPhase.TRAIN,
+                step=step,
+                num_steps=self._num_steps,
+                reward={d: fmean(v) for d, v in self._rewards.items()},
+                pass_rate={d: fmean(v) for d, v in self._passes.items()},
+                engine_tokens_per_s=engine_rate,
+                trainer_tokens_per_s=metrics.num_stored_tokens / elapsed_s if metrics else 0.0,
+                lag=fmean(lags) if lags else 0.0,
+                failures=self._num_failures,
+                dropped=self._num_dropped,
+                eta_s=self._eta_s(step),
+            )
+        )
+        self._rewards.clear()
+        self._passes.clear()
+        self._last_s = now_s
+
+    def _trained(self, groups: Sequence[Group], trainer_version: int) -> list[int]:
+        """Record what entered the loss; returns the lag of each token."""
+        lags: list[int] = []
+        for group in groups:
+            self._recorder.record(metric.ZERO_VARIANCE_RATIO, 0.0, group.domain)
+            for rollout in group.rollouts:
+                if rollout.verdict.score is None:
+                    continue
+                tokens = rollout.num_sampled_tokens
+                self._recorder.record(metric.TRAINED_ROLLOUTS, 1, group.domain)
+                self._recorder.record(metric.TRAINED_TOKENS, tokens, group.domain)
+                self._recorder.record(metric.TRAINED_LENGTH_MEAN, tokens)
+                pairs = zip(rollout.weight_versions, rollout.sampled_mask, strict=True)
+                lags += [trainer_version - v for v, sampled in pairs if sampled]
+        if lags:
+            self._recorder.record(metric.LAG_MEAN, fmean(lags))
+            self._recorder.record(metric.LAG_MAX, max(lags))
+        return lags
+
+    def _optimisation(self, m: StepMetrics, elapsed_s: float) -> None:
+        values: Mapping[str, float] = {
+            metric.LOSS.name: m.loss,
+            metric.POLICY_LOSS.name: m.policy_loss,
+            metric.GRAD_NORM.name: m.grad_norm,
+            metric.LEARNING_RATE.name: m.lr,
+            metric.ENTROPY.name: m.entropy,
+            metric.CLIP_FRACTION.name: m.clip_ratio,
+            metric.KL_ENGINE_K1.name: m.kl_behaviour_k1,
+            metric.KL_ENGINE_K3.name: m.kl_behaviour_k3,
+            metric.TRAINER_TOKENS_PER_S.name: m.num_stored_tokens / m.seconds,
+            metric.TRAINER_BUSY_RATIO.name: min(m.seconds / elapsed_s, 1.0),
+        }
+        self._recorder.record_all(values)
+        if m.kl_reference is not None:
+            self._recorder.record(metric.KL_LOSS, m.kl_reference)
+
+    def _engine(self, elapsed_s: float) -> float:
+        """Record the engine's part of the step; returns sampled tokens per wall second."""
+        old, new = self._last_stats, self._engine_stats()
+        self._last_stats = new
+        rate = (new.sampled_tokens - old.sampled_tokens) / elapsed_s
+        prompt = new.prompt_tokens - old.prompt_tokens
+        self._recorder.record(metric.ENGINE_TOKENS_PER_S, rate)
+        self._recorder.record(
+            metric.ENGINE_BUSY_RATIO, min((new.busy_s - old.busy_s) / elapsed_s, 1.0)
+        )
+        if prompt:
+            cached = new.cached_tokens - old.cached_tokens
+            self._recorder.record(metric.CACHED_TOKEN_RATIO, cached / prompt)
+        self._recorder.record(metric.QUEUE_DEPTH, new.num_outstanding, "engine_requests")
+        return rate
+
+    def _health(
+        self, publication: Publication, scheduler: DomainScheduler, elapsed_s: float
+    ) -> None:
+        self._recorder.record(metric.STEP_SECONDS, elapsed_s)
+        self._recorder.record(metric.PUBLICATION_SECONDS, publication.seconds)
+        self._recorder.record(metric.CANARY_MAX_ABS_DIFF, publication.canary_max_abs_diff)
+        rows = scheduler.table()
+        quarantined = sum(row.quarantined is not None for row in rows)
+        self._recorder.record(metric.QUARANTINED_DOMAINS, quarantined)
+        for row in rows:
+            self._recorder.record(metric.DOMAIN_SHARE, row.share, row.domain)
+        self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
+
+    def _domains(self) -> None:
+        for domain, rewards in self._rewards.items():
+            self._recorder.record(metric.REWARD_MEAN, fmean(rewards), domain)
+            self._recorder.record(metric.PASS_RATE, fmean(self._passes[domain]), domain)
+
+    def _eta_s(self, step: int) -> float:
+        recent = self._step_seconds[-_ETA_STEPS:]
+        return (self._num_steps - step) * fmean(recent) + self._after_s
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
