@@ -32,7 +32,7 @@ help:
 	@sed -n '3,9s/^# \{0,3\}//p' Makefile
 
 quickstart: install
-	@$(BIN)/burnish doctor --needed
+	@$(BIN)/burnish doctor --quiet
 	$(BIN)/burnish run recipes/quickstart.toml $(QUICKSTART_ARGS)
 
 install: $(STAMP)-weights

@@ -16,7 +16,7 @@ def build_app() -> App:
     """The command line. Help texts of the verbs stand here so that --help imports none of them."""
     options: dict[str, Any] = {
         "help_format": "plaintext",
-        "default_parameter": Parameter(negative=()),
+        "default_parameter": Parameter(negative=(), show_default=False),
         "version": __version__,
     }
     app = App(name="burnish", help=_HELP, **options)

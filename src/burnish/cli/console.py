@@ -14,8 +14,8 @@ _PLAIN_WIDTH = 200
 
 
 def write_json(value: Any) -> None:
-    """One line of JSON on stdout."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """One line of JSON on stdout; paths and the like as strings."""
+    sys.stdout.write(msgspec.json.encode(value, enc_hook=str).decode() + "\n")
     sys.stdout.flush()
 
 

@@ -56,7 +56,7 @@ class ErrorsForPeople:
         if isinstance(error, KeyboardInterrupt):
             self._say(str(error) or "Interrupted.", code="interrupted")
             raise SystemExit(EXIT_INTERRUPTED) from None
-        what = _users_mistake(error)
+        what = _users_mistake(error, debug=self._debug)
         if what is not None:
             self._say(what, code="user_error")
             raise SystemExit(EXIT_USER) from None
@@ -80,7 +80,7 @@ class ErrorsForPeople:
         sys.stdout.flush()
 
 
-def _users_mistake(error: BaseException) -> str | None:
+def _users_mistake(error: BaseException, *, debug: bool) -> str | None:
     """The line to print if the user can fix `error`, else None."""
     import errno
 
@@ -95,8 +95,11 @@ def _users_mistake(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename})" if error.filename else ""
         return f"No disk space left{where}. Fix: free some, then start again; runs can --resume"
-    if isinstance(error, ClassifiedFailure):
-        return f"{error}. Fix: burnish doctor names what this machine lacks"
+    if isinstance(error, ClassifiedFailure) and not debug:
+        # Infrastructure and sandbox: the machine. The others are somebody's code.
+        machine = error.failure.kind in ("infra", "sandbox")
+        fix = "burnish doctor names what this machine lacks" if machine else "--debug shows where"
+        return f"{error}. Fix: {fix}"
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("burnish"):
         return f"Package {error.name} is missing. Fix: pip install 'burnish[train,envs]'"
     return None

@@ -217,7 +217,7 @@ def _gates(events: list[Event]) -> tuple[Gate, ...]:
     """The latest word on each environment."""
     gates: dict[str, Gate] = {}
     for event in events:
-        name = str(event.data.get("environment", ""))
+        name = str(event.data.get("domain", ""))
         if not name:
             continue
         if event.kind is EventKind.ENVIRONMENT_QUARANTINED:
@@ -232,9 +232,13 @@ def _gates(events: list[Event]) -> tuple[Gate, ...]:
 def _facts(reader: RunReader) -> Iterator[tuple[str, str]]:
     manifest = reader.manifest
     yield "started", manifest.created_at
-    yield "burnish", manifest.burnish_version
-    yield from ((name, _plain(value)) for name, value in manifest.versions.items())
-    yield from ((name.replace("_", " "), _plain(v)) for name, v in manifest.hardware.items())
+    versions = {"burnish": manifest.burnish_version, **manifest.versions}
+    yield "versions", ", ".join(f"{name} {number}" for name, number in versions.items())
+    for name, value in manifest.hardware.items():
+        if name.endswith("_bytes") and isinstance(value, int | float):
+            yield name.removesuffix("_bytes"), f"{value / 1e9:.1f} GB"
+        else:
+            yield name.removeprefix("num_").replace("_", " "), _plain(value)
     yield "seed", str(manifest.seed)
     yield "weights", manifest.model_digest
     yield from ((f"environment {n}", digest) for n, digest in manifest.environments.items())

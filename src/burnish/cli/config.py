@@ -1,0 +1,45 @@
+"""`burnish config explain`: where a value came from."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def explain(
+    key: str,
+    config: Path | None = None,
+    /,
+    *,
+    overlay: Annotated[list[Path] | None, Parameter(name=["-c", "--config"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Value, origin, default and meaning of a key, or of all keys of a section.
+
+    Args:
+        key: dotted key or section, such as train.lr or train.
+        config: TOML file of the run; without one, the defaults.
+        overlay: another TOML file whose values win over those before it; may be repeated.
+        set_: one value, as KEY=VALUE; may be repeated.
+        as_json: keys, values and origins as JSON.
+    """
+    from burnish.cli.console import people, write_json
+    from burnish.core.config import flatten, load_config, parse_key
+    from burnish.core.toml_text import dotted
+    from burnish.run.config import RunConfig
+
+    files = [file for file in (config, *(overlay or ())) if file is not None]
+    loaded = load_config(RunConfig, files, set_ or [])
+    text = loaded.explain(key)
+    if not as_json:
+        people().print(text, markup=False, soft_wrap=True)
+        return
+    path = parse_key(key)
+    write_json(
+        {
+            dotted(p): {"value": v, "origin": loaded.origins[dotted(p)]}
+            for p, v in flatten(loaded.value)
+            if p[: len(path)] == path
+        }
+    )

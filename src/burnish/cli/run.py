@@ -1,0 +1,51 @@
+"""`burnish run`: train a model as a configuration file describes."""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from burnish.core.errors import UserError
+from burnish.core.observer import SilentObserver
+from burnish.observe.live import LiveObserver, PlainObserver
+
+
+def run(
+    config: Path | None = None,
+    /,
+    *,
+    overlay: Annotated[list[Path] | None, Parameter(name=["-c", "--config"])] = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    dry_run: bool = False,
+    resume: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Train a model as a configuration file describes.
+
+    Args:
+        config: TOML file of the run, such as recipes/quickstart.toml.
+        overlay: another TOML file whose values win over those before it; may be repeated.
+        set_: one value, as KEY=VALUE; wins over all files; may be repeated.
+        dry_run: check everything, show the resolved configuration, train nothing.
+        resume: run directory to go on with; its configuration is used.
+        as_json: no progress; the result as JSON, last line of stdout.
+    """
+    from burnish.cli.summary import show
+    from burnish.run.local import start
+
+    if config is None and resume is None:
+        raise UserError("There is no configuration.", fix="burnish run recipes/quickstart.toml")
+    files = [file for file in (config, *(overlay or ())) if file is not None]
+    with ExitStack() as stack:
+        observer = stack.enter_context(_shown()) if not as_json else SilentObserver()
+        result = start(files, set_ or [], dry_run=dry_run, resume=resume, observer=observer)
+    show(result, as_json=as_json)
+
+
+def _shown() -> PlainObserver | LiveObserver:
+    """Progress goes to stderr, so that stdout holds the result and nothing else."""
+    from burnish.cli.console import people
+
+    return LiveObserver(people(sys.stderr)) if sys.stderr.isatty() else PlainObserver()

@@ -1,0 +1,182 @@
+"""The verbs, through the command line as users and programs call them."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from burnish import __version__
+from burnish.cli.machine import (
+    Status,
+    _cgroups,
+    _cpu,
+    _disk,
+    _memory,
+    inspect_machine,
+)
+from burnish.cli.main import main
+from burnish.envs import registry
+
+COMMANDS = ("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain")
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    code = caught.value.code
+    assert code is None or isinstance(code, int)
+    return code or 0
+
+
+def options(text: str) -> list[str]:
+    return sorted(set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)))
+
+
+def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+    # Files describe runs, flags describe actions. Before adding one, ask whether it is an action.
+    found = {}
+    for command in COMMANDS:
+        assert call(*command.split(), "--help") == 0
+        # Flags stand at the start of a row of a box.
+        rows = [
+            line.strip("\u2502 ").split("  ")[0]
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith("\u2502 -")
+        ]
+        found[command] = options(" ".join(rows))
+    assert found == {
+        "": ["--help", "--version", "-h"],
+        "run": ["--config", "--dry-run", "--json", "--resume", "--set", "-c"],
+        "check": ["--json"],
+        "report": ["--json"],
+        "doctor": ["--json", "--quiet"],
+        "env": [],
+        "env list": ["--json"],
+        "env play": ["--index", "--json", "--split"],
+        "config explain": ["--config", "--json", "--set", "-c"],
+    }
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+def test_env_list_names_every_shipped_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("env", "list", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(registry.names())
+    assert all(row["digest"].startswith("sha256:") and row["description"] for row in rows)
+    assert call("env", "list") == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in registry.names())
+
+
+def test_config_explain_tells_value_origin_and_meaning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[run]\nsteps = 7\n")
+    assert call("config", "explain", "run.steps", str(file)) == 0
+    shown = capsys.readouterr().out
+    assert "run.steps = 7" in shown
+    assert "a.toml:2" in shown
+    assert call("config", "explain", "run", str(file), "--set", "run.seed=3", "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["run.seed"] == {"value": 3, "origin": "--set"}
+    assert values["run.steps"]["value"] == 7
+
+
+def play(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    return call("env", "play", *arguments)
+
+
+def test_the_reference_passes_when_a_person_plays_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(monkeypatch, "/reference\n", "chain_sum", "--split", "held_out", "--json") == 0
+    captured = capsys.readouterr()
+    verdict = json.loads(captured.out)
+    assert (verdict["score"], verdict["passed"]) == (1.0, True)
+    assert "held_out task 0" in captured.err
+
+
+def test_a_wrong_answer_of_several_lines_is_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(monkeypatch, "I\n\nthink so\n.\n", "chain_sum") == 0
+    shown = capsys.readouterr().out
+    assert "not passed, score 0.00" in shown
+    assert "I\n\nthink so" in shown
+
+
+@pytest.mark.parametrize("text", ["", "/quit\n", "/call x [\n"])
+def test_leaving_gives_no_verdict(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(monkeypatch, text, "calculator") == 0
+    assert "score" not in capsys.readouterr().out
+
+
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    play(monkeypatch, "\x1b]0;owned\x07\n.\n", "chain_sum")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_check_passes_a_good_environment_and_fails_a_broken_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = (
+        "from burnish.envs.formatting import Formatting\n"
+        "class Broken(Formatting):\n"
+        "    def reference(self, task):\n"
+        "        raise RuntimeError('no reference')\n"
+    )
+    (tmp_path / "broken_environment.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert call("check", "formatting", "broken_environment:Broken", "--json") == 1
+    good, broken = json.loads(capsys.readouterr().out)
+    assert (good["verdict"], broken["verdict"]) == ("pass", "fail")
+
+
+def test_doctor_reports_what_a_run_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    status = call("doctor", "--json")
+    rows = json.loads(capsys.readouterr().out)
+    assert {"python", "cpu", "memory", "disk", "bubblewrap"} <= {row["name"] for row in rows}
+    assert status == int(any(row["status"] == "fail" for row in rows))
+    assert all(row["fix"] for row in rows if row["status"] == "fail")
+
+
+def test_doctor_names_the_fix_when_bubblewrap_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    rows = {row.name: row for row in inspect_machine(tmp_path)}
+    assert rows["bubblewrap"].status is Status.FAIL
+    assert "apt" in rows["bubblewrap"].fix
+
+
+def test_doctor_tells_slow_processors_and_small_machines(tmp_path: Path) -> None:
+    cpuinfo, meminfo = tmp_path / "cpuinfo", tmp_path / "meminfo"
+    cpuinfo.write_text("model name\t: Old CPU\nflags\t\t: sse avx2\n")
+    assert _cpu(cpuinfo).status is Status.WARN
+    cpuinfo.write_text("model name\t: New CPU\nflags\t\t: avx512_bf16 amx_bf16\n")
+    assert _cpu(cpuinfo).detail == "New CPU, amx_bf16, avx512_bf16"
+    meminfo.write_text("MemTotal: 4000000 kB\nMemAvailable: 3000000 kB\n")
+    assert _memory(meminfo).status is Status.WARN
+
+
+def test_doctor_finds_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    assert str(tmp_path) in _disk(tmp_path / "a" / "b").detail
+
+
+def test_doctor_tells_versions_of_cgroups_apart(tmp_path: Path) -> None:
+    assert _cgroups(tmp_path / "absent").status is Status.WARN
+    assert _cgroups(tmp_path).detail == "v1: none"
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    assert _cgroups(tmp_path).detail == "v2: cpu, memory, pids"
