@@ -72,8 +72,11 @@ def _split(
     pieces: list[tuple[int, list[int]]] = []
     for i in members:
         suffix = len(sequences[i].token_ids) - prefix
-        if pieces and pieces[-1][0] + suffix <= budget_tokens:
-            pieces[-1] = (pieces[-1][0] + suffix, [*pieces[-1][1], i])
+        for j, (used, part) in enumerate(pieces):
+            if used + suffix <= budget_tokens:
+                part.append(i)
+                pieces[j] = (used + suffix, part)
+                break
         else:
             pieces.append((prefix + suffix, [i]))
     return [
