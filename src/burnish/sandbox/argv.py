@@ -19,6 +19,9 @@ BASE_ENV = {
     "PYTHONHASHSEED": "0",
 }
 
+_MAX_ENV_BYTES = 64 * 2**10
+# One variable may have 128 KiB on Linux, and four bytes are the most that a character takes.
+
 STARTED_FD = 3
 """The launcher writes one byte here and closes it before the program exists."""
 
@@ -135,6 +138,8 @@ def check_argv(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         raise ValueError("argv must name a program: it is empty")
     if any("\0" in arg for arg in argv):
         raise ValueError("argv must not contain NUL bytes")
+    if sum(len(key) + 4 * len(value) for key, value in env.items()) > _MAX_ENV_BYTES:
+        raise ValueError(f"env must be below {_MAX_ENV_BYTES} bytes: write a file instead")
     for key, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key) or "\0" in value:
             raise ValueError(f"env has a bad variable: {key!r}")

@@ -1,10 +1,13 @@
 """One box on the keeper's side: its storage, its control groups and what runs in it."""
 
 import asyncio
+import errno
 import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.sandbox import files
@@ -22,6 +25,8 @@ from burnish.sandbox.namespace import Identity, mount_tmpfs, resize_tmpfs, unmou
 from burnish.sandbox.process import Command, Run
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
+# What a shell exits with when a program exists but cannot be run.
+_CANNOT_RUN = 126
 _REMOVAL_TRIES = 50
 _REMOVAL_PAUSE_S = 0.01
 
@@ -83,7 +88,13 @@ class Box:
         async with self._lock:
             if problem := self._apply(limits):
                 return problem
-            return await Run(self._command(argv, stdin, env, limits)).result()
+            try:
+                return await Run(self._command(argv, stdin, env, limits)).result()
+            except OSError as error:
+                if error.errno != errno.E2BIG:
+                    raise
+                refused = _refused(ExecStatus.EXIT, "the argument list is too long")
+                return msgspec.structs.replace(refused, exit_code=_CANNOT_RUN)
 
     async def destroy(self) -> None:
         """Free everything. Nothing runs any more."""

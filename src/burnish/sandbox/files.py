@@ -74,9 +74,10 @@ def read_file(root_fd: int, path: str, limit_bytes: int) -> bytes:
             os.close(folder)
     except OSError as error:
         raise FileNotFoundError(errno.ENOENT, "no regular file", path) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
         return file.read(limit_bytes)
 
 

@@ -17,8 +17,9 @@ _FLOORS = {
 
 NUM_FILES = 256
 _LOCKED_BYTES = 64 * 2**10
-# Only a backstop against one process that allocates between two samples; see `proctree`.
-_ADDRESS_SPACE_SLACK_BYTES = 512 * 2**20
+# A backstop for what happens between two samples (see `proctree`). It must be wide: a program that
+# runs into it sees a failed allocation and exits as it likes, where a sample gives a typed `oom`.
+_ADDRESS_SPACE_SLACK_BYTES = 4 * 2**30
 
 
 def check_limits(limits: Limits) -> None:
@@ -46,7 +47,7 @@ def rlimits(limits: Limits, *, memory_is_sampled: bool) -> list[tuple[int, int, 
         (resource.RLIMIT_NICE, 0, 0),
     ]
     if memory_is_sampled:
-        backstop = 2 * limits.memory_bytes + _ADDRESS_SPACE_SLACK_BYTES
+        backstop = limits.memory_bytes + _ADDRESS_SPACE_SLACK_BYTES
         wanted.append((resource.RLIMIT_AS, backstop, backstop))
     return [_within_hard(*entry) for entry in wanted]
 

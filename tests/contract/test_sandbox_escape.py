@@ -1,0 +1,385 @@
+"""Hostile code against every backend: each probe prints what it reached, and must reach nothing."""
+
+import asyncio
+import os
+import platform
+import socket
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
+from burnish.core.errors import UserError
+from burnish.sandbox.interpreter import python_argv
+from burnish.sandbox.pool import BubblewrapPool, SandboxConfig
+from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECIAL
+
+BACKENDS: dict[str, Callable[[], SandboxPool]] = {
+    "bubblewrap": lambda: BubblewrapPool(SandboxConfig(max_boxes=2)),
+}
+COLUMN = ARCHITECTURES[platform.machine()].column
+PRELUDE = """
+import ctypes, errno, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    padded = [ctypes.c_ulong(a & (2**64 - 1)) for a in arguments] + [ctypes.c_ulong(0)] * 6
+    result = libc.syscall(ctypes.c_long(number), *padded[:6])
+    return errno.errorcode.get(ctypes.get_errno(), "ok") if result == -1 else "ok"
+def attempt(action):
+    try:
+        return repr(action())
+    except OSError as error:
+        return errno.errorcode[error.errno]
+"""
+
+
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+    try:
+        made = BACKENDS[request.param]()
+    except UserError as error:
+        pytest.skip(str(error))
+    yield made
+    asyncio.run(made.close())
+
+
+def attack(pool: SandboxPool, code: str, **limits: int) -> ExecResult:
+    async def main() -> ExecResult:
+        async with pool.acquire() as box:
+            await box.write_file("attack.py", (PRELUDE + textwrap.dedent(code)).encode())
+            return await box.exec(python_argv("attack.py"), limits=Limits(**limits))
+
+    return asyncio.run(main())
+
+
+def lines(pool: SandboxPool, code: str) -> list[str]:
+    result = attack(pool, code)
+    assert result.status is ExecStatus.OK, result
+    return result.stdout.decode().splitlines()
+
+
+# System calls
+
+
+def test_every_denied_call_is_refused(pool: SandboxPool) -> None:
+    numbers = {name: pair[COLUMN] for name, pair in DENIED.items() if pair[COLUMN] is not None}
+    code = f"for name, number in {numbers}.items(): print(name, call(number))"
+    assert lines(pool, code) == [f"{name} EPERM" for name in numbers]
+
+
+def test_unknown_calls_do_not_exist(pool: SandboxPool) -> None:
+    code = f"for n in ({FIRST_UNKNOWN}, {FIRST_UNKNOWN} + 1, 1000, 100000): print(call(n))"
+    assert lines(pool, code) == ["ENOSYS"] * 4
+
+
+@pytest.mark.parametrize("flag", [0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x40000000])
+def test_no_new_namespace_by_clone(pool: SandboxPool, flag: int) -> None:
+    code = f"r = call({SPECIAL['clone'][COLUMN]}, {flag} | 17); print(r, flush=True)"
+    assert lines(pool, code) == ["EPERM"]
+
+
+def test_clone3_does_not_exist_so_that_libraries_fall_back(pool: SandboxPool) -> None:
+    assert lines(pool, f"print(call({SPECIAL['clone3'][COLUMN]}, 0, 0))") == ["ENOSYS"]
+
+
+def test_threads_and_subprocesses_still_work(pool: SandboxPool) -> None:
+    code = """
+    import subprocess, threading
+    thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+    print(subprocess.run(["echo", "child"], capture_output=True, text=True).stdout.strip())
+    """
+    assert lines(pool, code) == ["thread", "child"]
+
+
+@pytest.mark.parametrize("request_number", [0x5412, 0x541C, 0x5412 | 1 << 32])
+def test_no_input_is_pushed_into_a_terminal(pool: SandboxPool, request_number: int) -> None:
+    code = f"print(call({SPECIAL['ioctl'][COLUMN]}, 0, {request_number}, 0))"
+    assert lines(pool, code) == ["EPERM"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="this ABI exists on x86_64 only")
+def test_the_x32_abi_kills(pool: SandboxPool) -> None:
+    result = attack(pool, "call(0x40000000 | 39); print('reached')")
+    assert (result.status, result.stdout) == (ExecStatus.POLICY, b"")
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="this ABI exists on x86_64 only")
+def test_the_i386_abi_kills(pool: SandboxPool) -> None:
+    code = """
+    import mmap
+    # mov eax, 20 (getpid); int 0x80; ret
+    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(bytes.fromhex("b814000000cd80c3"))
+    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+    print("reached")
+    """
+    result = attack(pool, code)
+    assert (result.status, result.stdout) in (
+        (ExecStatus.POLICY, b""),
+        (ExecStatus.SIGNAL, b""),  # a kernel without the ABI
+    )
+
+
+def test_no_privilege_at_all(pool: SandboxPool) -> None:
+    code = """
+    for line in open("/proc/self/status"):
+        if line.startswith(("Cap", "NoNewPrivs", "Seccomp:")): print(*line.split())
+    for how in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.nice(-5),
+                lambda: os.setgroups([0]), lambda: os.mknod("/work/n", 0o020666, os.makedev(1, 1)),
+                lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))):
+        print(attempt(how) in ("EPERM", "EINVAL", "EACCES"))
+    """
+    seen = lines(pool, code)
+    assert [line.split()[1] for line in seen[:5]] == ["0" * 16] * 5
+    assert seen[5:7] == ["NoNewPrivs: 1", "Seccomp: 2"]
+    assert seen[7:] == ["True"] * 6
+
+
+def test_setuid_programs_give_nothing(pool: SandboxPool) -> None:
+    code = """
+    import subprocess
+    for path in ("/usr/bin/su", "/usr/bin/mount", "/usr/bin/newgrp", "/usr/bin/passwd"):
+        if os.path.exists(path):
+            subprocess.run([path, "--version"], capture_output=True, stdin=subprocess.DEVNULL)
+    print(os.getresuid())
+    """
+    assert lines(pool, code) == ["(65534, 65534, 65534)"]
+
+
+def test_limits_cannot_be_raised(pool: SandboxPool) -> None:
+    code = """
+    import resource
+    for which in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE,
+                  resource.RLIMIT_CPU):
+        try:
+            resource.setrlimit(which, (1 << 40, 1 << 40)); print("raised")
+        except ValueError:
+            print("refused")
+    """
+    assert lines(pool, code) == ["refused"] * 4
+
+
+# Network
+
+
+@pytest.mark.parametrize("family", [16, 17, 29, 30, 31, 38, 40, 44])
+def test_exotic_sockets_do_not_exist(pool: SandboxPool, family: int) -> None:
+    code = f"print(attempt(lambda: socket.socket({family}, socket.SOCK_DGRAM)))"
+    assert lines(pool, code) == ["EAFNOSUPPORT"]
+
+
+def test_raw_sockets_are_refused(pool: SandboxPool) -> None:
+    code = """
+    for family, protocol in ((socket.AF_INET, 1), (socket.AF_INET6, 58)):
+        print(attempt(lambda: socket.socket(family, socket.SOCK_RAW, protocol)))
+    """
+    assert set(lines(pool, code)) <= {"EPERM", "EAFNOSUPPORT"}
+
+
+def test_nothing_is_reachable(pool: SandboxPool) -> None:
+    code = """
+    for address in ("169.254.169.254", "8.8.8.8", "10.0.0.1", "::ffff:8.8.8.8", "2001:4860:4860::8888"):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            s = socket.socket(family, kind); s.settimeout(2)
+            print(attempt(lambda: s.connect((address, 53))))
+    """
+    assert set(lines(pool, code)) <= {"ENETUNREACH", "EADDRNOTAVAIL", "EHOSTUNREACH"}
+
+
+def test_loopback_is_the_boxs_own(pool: SandboxPool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"print(attempt(lambda: socket.create_connection(('127.0.0.1', {port}), 2)))"
+        assert lines(pool, code) == ["ECONNREFUSED"]
+
+
+def test_abstract_sockets_of_the_host_are_out_of_reach(pool: SandboxPool) -> None:
+    name = f"\0burnish-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(name)
+        server.listen()
+        code = f"print(attempt(lambda: socket.socket(socket.AF_UNIX).connect({name!r})))"
+        assert lines(pool, code) == ["ECONNREFUSED"]
+
+
+# Files
+
+
+def test_only_what_programs_need_is_visible(pool: SandboxPool) -> None:
+    code = "print(sorted(os.listdir('/'))); print(sorted(os.listdir('/etc')))"
+    root, etc = lines(pool, code)
+    allowed = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp"}
+    assert set(eval(root)) <= allowed | {"usr", "work"}
+    assert set(eval(etc)) <= {"passwd", "group", "ld.so.cache", "alternatives"}
+
+
+def test_only_three_places_can_be_written(pool: SandboxPool) -> None:
+    code = """
+    for place in ("/", "/usr", "/usr/bin", "/etc", "/dev", "/proc", "/proc/sys/kernel", "/lib",
+                  "/dev/pts", "/usr/lib"):
+        print(attempt(lambda: os.open(place + "/probe", os.O_CREAT | os.O_WRONLY)))
+    for place in ("/work", "/tmp", "/dev/shm"):
+        print(attempt(lambda: os.close(os.open(place + "/probe", os.O_CREAT | os.O_WRONLY))))
+    """
+    seen = lines(pool, code)
+    assert set(seen[:10]) <= {"EROFS", "EACCES", "EPERM", "ENOENT"}
+    assert seen[10:] == ["None"] * 3
+
+
+def test_the_kernels_switches_are_read_only(pool: SandboxPool) -> None:
+    code = """
+    for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory",
+                 "/proc/sysrq-trigger", "/proc/sys/kernel/hostname", "/proc/self/uid_map",
+                 "/proc/sys/user/max_user_namespaces", "/proc/kcore", "/proc/kmsg",
+                 "/proc/self/attr/current", "/sys/kernel/uevent_helper", "/dev/mem", "/dev/kmsg",
+                 "/sys/fs/cgroup/memory/release_agent"):
+        print(attempt(lambda: os.write(os.open(path, os.O_WRONLY), b"1")))
+    """
+    assert set(lines(pool, code)) <= {"EROFS", "EACCES", "EPERM", "ENOENT", "EINVAL"}
+
+
+def test_no_descriptor_leaks_in(pool: SandboxPool) -> None:
+    code = """
+    for name in sorted(os.listdir("/proc/self/fd"), key=int):
+        try:
+            print(name, os.readlink("/proc/self/fd/" + name).split(":")[0])
+        except FileNotFoundError:
+            pass
+    """
+    assert lines(pool, code) == ["0 /dev/null", "1 pipe", "2 pipe"] or lines(pool, code) == [
+        "0 /dev/null",
+        "1 pipe",
+        "2 pipe",
+        "3 /work/attack.py",
+    ]
+
+
+def test_no_descriptor_of_process_1_leads_out(pool: SandboxPool) -> None:
+    code = """
+    for name in os.listdir("/proc/1/fd"):
+        target = os.readlink("/proc/1/fd/" + name)
+        if not target.startswith(("/dev/null", "pipe:", "anon_inode:[eventfd]", "/memfd:")):
+            print(target)
+    print(os.readlink("/proc/1/root"), os.readlink("/proc/1/cwd"))
+    print(sorted(os.listdir("/proc/1/root")) == sorted(os.listdir("/")))
+    """
+    assert lines(pool, code)[:1] == ["/ /"] or lines(pool, code)[:1] == ["/ /work"]
+    assert lines(pool, code)[1:] == ["True"]
+
+
+def test_nothing_about_the_host_shows_in_process_1(pool: SandboxPool) -> None:
+    code = "print(open('/proc/1/cmdline').read().replace(chr(0), ' ')); print(len(open('/proc/1/environ').read()))"
+    command_line, environ = lines(pool, code)[0], lines(pool, code)[-1]
+    assert "/media" not in command_line
+    assert "--bind" not in command_line
+    assert int(environ) < 100
+
+
+def test_input_cannot_be_changed_under_us(pool: SandboxPool) -> None:
+    async def main() -> ExecResult:
+        code = "import os\ntry: os.open('/proc/self/fd/0', os.O_RDWR); os.write(3, b'x')\n"
+        code += "except OSError as error: print('refused')"
+        async with pool.acquire() as box:
+            return await box.exec(python_argv("-c", code), stdin=b"input")
+
+    assert asyncio.run(main()).stdout == b"refused\n"
+
+
+def test_device_files_are_the_harmless_ones(pool: SandboxPool) -> None:
+    code = "print(sorted(os.listdir('/dev')))"
+    harmless = {"core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin"}
+    assert set(eval(lines(pool, code)[0])) <= harmless | {
+        "stdout",
+        "tty",
+        "urandom",
+        "zero",
+        "console",
+    }
+
+
+# Processes
+
+
+def test_no_process_of_the_host_is_visible(pool: SandboxPool) -> None:
+    code = "print(len([n for n in os.listdir('/proc') if n.isdigit()])); print(os.getpid() < 10)"
+    count, small = lines(pool, code)
+    assert int(count) <= 3
+    assert small == "True"
+
+
+def test_signals_do_not_reach_the_host(pool: SandboxPool) -> None:
+    code = f"print(attempt(lambda: os.kill({os.getpid()}, 0)))"
+    assert lines(pool, code) == ["ESRCH"]
+
+
+def test_overwriting_process_1_forges_nothing_but_its_own_end(pool: SandboxPool) -> None:
+    code = """
+    import struct
+    for name in os.listdir("/proc/1/fd"):
+        try:
+            descriptor = os.open("/proc/1/fd/" + name, os.O_WRONLY)
+            os.write(descriptor, struct.pack("Q", 1))
+        except OSError:
+            pass
+    try:
+        memory = open("/proc/1/mem", "r+b", buffering=0)
+        for line in open("/proc/1/maps"):
+            if " rw-p " in line:
+                start, end = (int(part, 16) for part in line.split()[0].split("-"))
+                memory.seek(start); memory.write(bytes(end - start))
+    except (OSError, ValueError):
+        pass
+    sys.exit(7)
+    """
+    result = attack(pool, code)
+    assert result.status not in (ExecStatus.OK, ExecStatus.INFRA_ERROR)
+
+
+# Neighbours
+
+
+def test_boxes_cannot_see_or_signal_each_other(pool: SandboxPool) -> None:
+    async def main() -> tuple[ExecResult, ExecResult]:
+        code = (
+            PRELUDE
+            + "import time\nos.kill(-1, 0) if 0 else None\nprint(len(os.listdir('/proc')) and "
+        )
+        code += "[n for n in os.listdir('/proc') if n.isdigit() and int(n) > 10])"
+        async with pool.acquire() as one, pool.acquire() as other:
+            sleeping = asyncio.create_task(one.exec(("sleep", "0.5")))
+            seen = await other.exec(python_argv("-c", code))
+            return seen, await sleeping
+
+    seen, slept = asyncio.run(main())
+    assert seen.stdout == b"[]\n"
+    assert slept.status is ExecStatus.OK
+
+
+def test_a_hostile_box_leaves_its_neighbour_alone(pool: SandboxPool) -> None:
+    async def main() -> tuple[ExecResult, ExecResult]:
+        bomb = "import os\nwhile True:\n    try: os.fork(); bytearray(1 << 24)\n    except Exception: pass"
+        async with pool.acquire() as one, pool.acquire() as other:
+            bombing = asyncio.create_task(
+                one.exec(python_argv("-c", bomb), limits=Limits(wall_s=1, cpu_s=1))
+            )
+            innocent = await other.exec(python_argv("-c", "print(sum(range(1000)))"))
+            return innocent, await bombing
+
+    innocent, bombed = asyncio.run(main())
+    assert innocent.status is ExecStatus.OK
+    assert bombed.status in (ExecStatus.TIMEOUT, ExecStatus.OOM, ExecStatus.PIDS)
+
+
+# The host
+
+
+def test_the_hosts_core_dumps_and_mounts_are_untouched(pool: SandboxPool) -> None:
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        before = file.read()
+    result = attack(pool, "ctypes.string_at(0)")
+    assert result.status is ExecStatus.SIGNAL
+    with open("/proc/self/mountinfo", encoding="utf-8") as file:
+        assert file.read() == before
