@@ -37,7 +37,16 @@ _DIRECTORIES: Final = ("metrics", "rollouts", "evals", "logs", "checkpoints")
 
 
 _REFUSALS: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY}
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.ENOTEMPTY,
+        errno.ENAMETOOLONG,
+    }
 )
 
 
@@ -78,7 +87,7 @@ class RunDirectory:
         self._clock = clock
         for leftover in [p for p in path.iterdir() if is_leftover(p)]:
             leftover.unlink()
-        self.ledger = Ledger(path / "ledger.sqlite")
+        self.ledger = Ledger(path / "ledger.sqlite", must_exist=True)
         self.events = EventWriter(path / "events.jsonl", clock)
         self.metrics = MetricStore(path / "metrics")
         self.rollouts = RolloutStore(path / "rollouts")
@@ -106,6 +115,7 @@ class RunDirectory:
             lock = _take_lock(draft, path)
             made = draft
             try:
+                _note_owner(lock)
                 _fill(draft, manifest, config_text, resolved_text)
                 os.rename(draft, path)
                 made = path
@@ -127,6 +137,7 @@ class RunDirectory:
         with _refusals_told(path), full_disk_is_one_line(path):
             lock = _take_lock(path, path)
             try:
+                _note_owner(lock)
                 return cls(path, manifest, lock, clock or SystemClock())
             except BaseException:
                 os.close(lock)
@@ -220,6 +231,7 @@ def _fill(draft: Path, manifest: Manifest, config_text: str, resolved_text: str)
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     for name in _DIRECTORIES:
         (draft / name).mkdir()
+    Ledger(draft / "ledger.sqlite").close()
     write_atomically(draft / "config.toml", config_text.encode())
     write_atomically(draft / "config.resolved.toml", resolved_text.encode())
     write_atomically(draft / "manifest.json", msgspec.json.encode(manifest) + b"\n")
@@ -234,9 +246,12 @@ def _take_lock(directory: Path, shown: Path) -> int:
         os.close(descriptor)
         what = f"{shown}: in use by process {pid}."
         raise UserError(what, fix=f"wait for it, or stop it with: kill -INT {pid}") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _note_owner(lock: int) -> None:
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
 @contextmanager

@@ -192,7 +192,8 @@ def read_parquet(path: Path, table: Table, columns: Sequence[str] | None = None)
         name = metadata.get(b"burnish.table", b"?").decode()
         version = metadata.get(b"burnish.version", b"0").decode()
         _check_version(path, table, name, int(version))
-        return file.read(columns=list(columns) if columns is not None else None)
+        # Files are small: threads would cost more than they save.
+        return file.read(list(columns) if columns is not None else None, use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise _damaged(path, error) from None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
@@ -24,7 +24,7 @@ class Algorithm(StrEnum):
 class Domain(Config):
     weight: float = 1.0
     """Share of the floor."""
-    params: dict[str, Any] = {}
+    params: dict[str, Any] = Field(default_factory=dict)
     """Free keys."""
 
 
@@ -47,7 +47,7 @@ class Run(Config):
     name: str = "run"
     quick: bool = False
     train: Train = Train()
-    domains: dict[str, Domain] = {}
+    domains: dict[str, Domain] = Field(default_factory=dict)
     stages: tuple[Domain, ...] = ()
 
     @model_validator(mode="after")
@@ -271,6 +271,7 @@ def test_resolved_toml_carries_origins_and_loads_back(tmp_path: Path) -> None:
     assert load(tmp_path, text).value == loaded.value
 
 
+@settings(deadline=None)
 @given(
     name=st.text(),
     weights=st.dictionaries(st.text(), st.floats(allow_nan=False), max_size=4),
@@ -300,6 +301,7 @@ class _EveryKey(dict[str, str]):
         return "somewhere"
 
 
+@settings(deadline=None)
 @given(st.recursive(st.text() | st.integers() | st.booleans(), st.lists, max_leaves=5))
 def test_values_are_written_on_one_line_and_read_back(value: object) -> None:
     text = toml_value(value)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.core.clock import ManualClock
@@ -33,6 +33,7 @@ def test_a_run_that_has_no_events_yet_has_none(tmp_path: Path) -> None:
     assert list(read_events(tmp_path / "events.jsonl")) == []
 
 
+@settings(deadline=None)
 @given(lines=st.lists(st.binary(max_size=9).map(bytes.hex), max_size=5), cut=st.integers(0, 60))
 def test_a_file_cut_anywhere_keeps_its_complete_lines_and_takes_new_ones(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], cut: int
