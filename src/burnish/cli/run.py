@@ -1,14 +1,14 @@
 """`burnish run`: train a model as a configuration file describes."""
 
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from burnish.core.errors import UserError
-from burnish.core.observer import SilentObserver
+from burnish.core.observer import RunObserver, SilentObserver
 from burnish.observe.live import LiveObserver, PlainObserver
 
 
@@ -32,19 +32,27 @@ def run(
         resume: run directory to go on with; its configuration is used.
         as_json: no progress; the result as JSON, last line of stdout.
     """
-    from burnish.cli.summary import show
+    from burnish.cli.console import write_json
+    from burnish.cli.summary import show_result
     from burnish.run.local import start
 
     if config is None and resume is None:
         raise UserError("There is no configuration.", fix="burnish run recipes/quickstart.toml")
     files = [file for file in (config, *(overlay or ())) if file is not None]
     with ExitStack() as stack:
-        observer = stack.enter_context(_shown()) if not as_json else SilentObserver()
+        observer: RunObserver = SilentObserver()
+        if not as_json:
+            observer = stack.enter_context(_shown())
         result = start(files, set_ or [], dry_run=dry_run, resume=resume, observer=observer)
-    show(result, as_json=as_json)
+    if dry_run:
+        write_json({"config": result.resolved}) if as_json else sys.stdout.write(result.resolved)
+    elif as_json:
+        write_json(result.result)
+    else:
+        show_result(result.result)
 
 
-def _shown() -> PlainObserver | LiveObserver:
+def _shown() -> AbstractContextManager[RunObserver]:
     """Progress goes to stderr, so that stdout holds the result and nothing else."""
     from burnish.cli.console import people
 

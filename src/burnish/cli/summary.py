@@ -7,6 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from burnish.cli.console import people, table
+from burnish.observe.printable import printable
 
 
 def show_result(result: Mapping[str, Any]) -> None:
@@ -16,13 +17,17 @@ def show_result(result: Mapping[str, Any]) -> None:
     if domains:
         console.print()
         console.print(_domain_table(domains))
+    mean = result.get("mean")
+    if mean is not None:
+        gain = _gain(mean["diff"], mean["ci_low"], mean["ci_high"])
+        console.print(Text.assemble("mean gain in points: ", gain))
     console.print()
     console.print(Text(ledger_line(result["ledger"])))
-    run_dir = Path(result["run_dir"])
-    for name, place in (("report", "report.html"), ("model", "checkpoints"), ("run", "")):
-        path = run_dir / place
-        if path.exists():
-            console.print(Text(f"{name:<8}{path}"))
+    for name, reason in result["quarantined"].items():
+        console.print(Text(printable(f"{name} was quarantined: {reason}", keep=""), style="yellow"))
+    console.print(Text(f"report  {Path(result['run_dir']) / 'report.html'}"))
+    console.print(Text(f"model   {result['model']}"))
+    console.print(Text(f"run     {result['run_dir']}"))
 
 
 def ledger_line(ledger: Mapping[str, Any]) -> str:

@@ -236,6 +236,8 @@ class ReportData(Record, frozen=True, kw_only=True):
     """Training steps done."""
     domains: tuple[DomainResult, ...]
     """The headline table."""
+    mean_interval: tuple[float, float] | None = None
+    """Paired 95 % interval of the mean gain over domains."""
     curves: tuple[Curve, ...]
     """Reward curves."""
     ledger: LedgerView

@@ -60,6 +60,7 @@ def gather(reader: RunReader) -> ReportData:
         peak_rss_bytes=result.get("peak_rss_bytes"),
         num_steps=_num_steps(series),
         domains=_domains(result),
+        mean_interval=_mean_interval(result),
         curves=tuple(_curves(series)),
         ledger=_ledger(reader),
         failures=_failures(reader),
@@ -121,6 +122,12 @@ def _domains(result: Mapping[str, Any]) -> tuple[DomainResult, ...]:
         if all(known.get(key) is not None for key in ("before", "after", "ci_low", "ci_high")):
             rows.append(DomainResult(name=name, **known))
     return tuple(rows)
+
+
+def _mean_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
+    mean = _table(result.get("mean"))
+    low, high = mean.get("ci_low"), mean.get("ci_high")
+    return None if low is None or high is None else (float(low), float(high))
 
 
 def _curves(series: Series) -> Iterator[Curve]:

@@ -88,7 +88,11 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
     if data.domains:
         mean = sum(row.diff for row in data.domains) / len(data.domains)
         up = sum(row.direction == "up" for row in data.domains)
-        numbers.append(("Mean gain", f"{mean * 100:+.1f}", "points"))
+        unit = "points"
+        if data.mean_interval is not None:
+            low, high = data.mean_interval
+            unit = f"[{low * 100:+.1f}, {high * 100:+.1f}] points"
+        numbers.append(("Mean gain", f"{mean * 100:+.1f}", unit))
         numbers.append(("Domains clearly up", str(up), f"of {len(data.domains)}"))
     if data.wall_s is not None:
         numbers.append(("Wall time", duration(data.wall_s), ""))

@@ -1,4 +1,4 @@
-"""Text of single tokens, from the `tokenizer.json` that lies beside a checkpoint.
+"""Text of single tokens, from the `tokenizer.json` that lies beside an exported model.
 
 Reports need no torch and no tokenizer library: a byte-level vocabulary is plain JSON.
 """
@@ -41,13 +41,9 @@ class TokenText:
 
 
 def find_token_text(run: Path) -> TokenText | None:
-    """The tokenizer of the newest checkpoint of a run; None if there is none."""
-    files = sorted(
-        (run / "checkpoints").rglob("tokenizer.json"), key=lambda path: path.stat().st_mtime
-    )
-    if not files:
-        return None
-    return TokenText(json.loads(files[-1].read_text(encoding="utf-8")))
+    """The tokenizer beside the exported model of a run; None before there is one."""
+    path = run / "model" / "tokenizer.json"
+    return TokenText(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def _byte_alphabet() -> dict[str, int]:
