@@ -139,7 +139,7 @@ def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling:
     if file.tensors[_ROPE_FACTORS].shape == (config.head_dim // 2,):
         stored = file.read(_ROPE_FACTORS)
         scaling = RopeScaling(
-            factor=float(stored.max()),
+            factor=_short(float(stored.max())),
             low_freq_factor=_LLAMA3_LOW,
             high_freq_factor=_LLAMA3_HIGH,
             original_max_position_embeddings=_LLAMA3_ORIGINAL,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from burnish.core.errors import UserError
+from burnish.core.errors import UserError, one_line
 from burnish.model import safetensors_io
 from burnish.model.chat import ChatRenderer
 from burnish.model.config import ModelConfig, from_hf, to_hf
@@ -57,7 +57,8 @@ def save(
 ) -> None:
     """Write a directory that `transformers` loads; it appears complete or not at all.
 
-    An earlier model directory of the same name is replaced.
+    An earlier model directory of the same name is moved aside and then deleted: killed between two
+    renames, it leaves no directory, but never half of one.
 
     Raises:
         UserError: if there is no space, or `directory` holds something else.
@@ -88,7 +89,7 @@ def save(
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise UserError(
-            f"{directory}: cannot be written ({error.strerror or error}).",
+            f"{directory}: cannot be written ({one_line(error)}).",
             fix="free some space, or give a directory that you may write to.",
         ) from error
 
@@ -146,7 +147,9 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}).", fix=_FROM_REPOSITORY) from error
+        raise UserError(
+            f"{path}: cannot be read ({one_line(error)}).", fix=_FROM_REPOSITORY
+        ) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -155,7 +158,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{path}: not valid JSON ({error}).", fix=_FROM_REPOSITORY) from error
+        raise UserError(
+            f"{path}: not valid JSON ({one_line(error)}).", fix=_FROM_REPOSITORY
+        ) from error
     if not isinstance(document, dict):
         raise UserError(f"{path}: not a JSON object.", fix=_FROM_REPOSITORY)
     return document

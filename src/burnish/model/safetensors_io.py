@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from burnish.core.errors import UserError
+from burnish.core.errors import UserError, one_line
 from burnish.model.assembly import assemble
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
@@ -65,7 +65,9 @@ def load_decoder(directory: Path, files: list[Path], config: ModelConfig) -> Dec
 
         return assemble(config, read, source=str(directory))
     except SafetensorError as error:
-        raise UserError(f"{directory}: damaged weights ({error}).", fix=_REFETCH) from error
+        raise UserError(
+            f"{directory}: damaged weights ({one_line(error)}).", fix=_REFETCH
+        ) from error
 
 
 def save_weights(decoder: Decoder, path: Path, dtype: torch.dtype) -> None:
@@ -99,9 +101,9 @@ def _shard_names(index: Path) -> list[str]:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(mapping.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{index}: not a shard index ({error}).", fix=_REFETCH) from error
+        raise UserError(f"{index}: not a shard index ({one_line(error)}).", fix=_REFETCH) from error
     # A name with a path in it could reach outside the directory.
-    if not names or any(not isinstance(n, str) or Path(n).name != n for n in names):
+    if not names or any(not isinstance(n, str) or not n or Path(n).name != n for n in names):
         raise UserError(f"{index}: the shard names are not plain file names.", fix=_REFETCH)
     return names
 

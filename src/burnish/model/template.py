@@ -14,7 +14,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from burnish.core.errors import UserError
+from burnish.core.errors import UserError, one_line
 from burnish.model.tokenizer import Tokenizer
 
 # Unicode noncharacters, then private use: marks that no sensible text holds.
@@ -43,7 +43,7 @@ class ChatTemplate:
             self.variables = find_undeclared_variables(environment.parse(text))
         except jinja2.TemplateError as error:
             raise UserError(
-                f"{source}: the chat template is not valid Jinja ({error}).",
+                f"{source}: the chat template is not valid Jinja ({one_line(error)}).",
                 fix="take tokenizer_config.json from the model's own repository.",
             ) from error
 
@@ -63,10 +63,11 @@ class ChatTemplate:
                 add_generation_prompt=generate,
                 **self.tokenizer.named,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # a template is a program: it can raise anything
             roles = [message["role"] for message in messages]
             raise UserError(
-                f"{self.source}: the chat template refuses messages of roles {roles} ({error}).",
+                f"{self.source}: the chat template refuses messages of roles {roles}"
+                f" ({one_line(error)}).",
                 fix="check the order of roles, or use another instruct model.",
             ) from error
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from burnish.core.errors import UserError
+from burnish.core.errors import UserError, one_line
 
 
 class Tokenizer:
@@ -113,6 +113,6 @@ def _build(text: str, source: str) -> Backend:
         return Backend.from_str(text)
     except Exception as error:  # the library raises bare Exception for every kind of bad file
         raise UserError(
-            f"{source}: the tokenizer cannot be built ({error}).",
+            f"{source}: the tokenizer cannot be built ({one_line(error)}).",
             fix="take the tokenizer files from the model's own repository.",
         ) from error
