@@ -1,7 +1,7 @@
 """Metrics on disk: one durable entry per step; after a rollback the later rows are gone."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from burnish.store.schema import METRICS
@@ -34,7 +34,7 @@ class MetricStore:
             self._log.compact()
 
     def rollback_to(self, step: int) -> None:
-        """Forget the rows of later steps, atomically."""
+        """Forget the rows of later steps."""
         with self._lock:
             self._log.rewrite(lambda row: row["step"] <= step)
 
@@ -49,7 +49,7 @@ def read_metrics(directory: Path) -> Series:
     return _series(read_rows(directory, METRICS))
 
 
-def _series(rows: Sequence[Row]) -> Series:
+def _series(rows: Iterable[Row]) -> Series:
     latest: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
         by_label = latest.setdefault(row["name"], {})

@@ -90,7 +90,7 @@ class RolloutStore:
             piece = self._places.get(group_id)
             if piece is None:
                 return None
-            rows = [r for r in read_piece(piece, ROLLOUTS) if r["group_id"] == group_id]
+            rows = read_piece(piece, ROLLOUTS, where=("group_id", group_id))
         return Group(
             group_id=group_id,
             domain=rows[0]["domain"],
@@ -100,11 +100,12 @@ class RolloutStore:
         )
 
     def discard(self, group_ids: Iterable[str]) -> None:
-        """Forget groups, atomically: they will be sampled again."""
+        """Forget groups: they will be sampled again. A crash leaves each whole or gone."""
         with self._lock:
             gone = set(group_ids) & set(self._places)
             if gone:
-                self._groups.rewrite(lambda row: row["group_id"] not in gone)
+                pieces = {self._places[group_id] for group_id in gone}
+                self._groups.rewrite(lambda row: row["group_id"] not in gone, pieces)
                 self._places = self._index()
 
     def groups_newer_than(self, version: int) -> frozenset[str]:

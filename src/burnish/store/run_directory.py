@@ -184,8 +184,7 @@ class RunDirectory:
     def rollback_to(self, step: int) -> None:
         """Undo what belongs to later steps in ledger, metrics and advantages.
 
-        Each part is atomic and doing it twice is doing it once, so a crash in between is repaired
-        by the next resume.
+        Doing it twice is doing it once, so a crash in between is repaired by the next resume.
         """
         self.rollouts.rollback_to(step)
         self.metrics.rollback_to(step)

@@ -2,7 +2,7 @@
 
     append(rows) -> 0000000017.entry           one atomic, synced file per entry
     every N      -> 0000000001-0000000032.parquet   entries 1..32, then their files go
-    rewrite(f)   -> 0000000001-0000000033.parquet   everything kept so far, in one segment
+    rewrite(f)   -> 0000000001-0000000032.parquet   the same range with fewer rows
 
 Each entry has a sequence number and a segment names the range that it replaces, so a segment
 becomes valid with one rename: whatever lies inside its range is dead from that moment, whether or
@@ -10,7 +10,7 @@ not a crash came before it was deleted. Nothing acknowledged is lost and nothing
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,12 +90,18 @@ class SegmentLog:
         rows = [row for piece in waiting for row in read_piece(piece, self._table)]
         return self._replace(waiting[0].first, waiting[-1].last, rows)
 
-    def rewrite(self, keep: Callable[[Row], bool]) -> None:
-        """Drop rows, atomically, by writing all others into one segment."""
-        if not self._pieces:
-            return
-        rows = [row for row in self.rows() if keep(row)]
-        self._replace(self._pieces[0].first, self._pieces[-1].last, rows)
+    def rewrite(self, keep: Callable[[Row], bool], pieces: Collection[Piece] | None = None) -> None:
+        """Drop rows; each file changes atomically, so a repetition completes what a crash cut off.
+
+        Args:
+            keep: whether a row stays.
+            pieces: files that may hold rows to drop; all, if not given.
+        """
+        for piece in tuple(self._pieces if pieces is None else pieces):
+            rows = read_piece(piece, self._table)
+            kept = [row for row in rows if keep(row)]
+            if len(kept) < len(rows):
+                self._replace(piece.first, piece.last, kept)
 
     def rows(self) -> Iterator[Row]:
         """All rows in the order of writing."""
@@ -132,33 +138,54 @@ def live_pieces(directory: Path) -> list[Piece]:
     return live
 
 
-def read_rows(directory: Path, table: Table, columns: Sequence[str] | None = None) -> list[Row]:
-    """All rows of a directory that another process may be writing."""
+def read_rows(directory: Path, table: Table, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """All rows of a directory that another process may be writing, one file in memory at a time."""
     if not directory.is_dir():
-        return []
+        return
     for _ in range(_READ_ATTEMPTS):
+        pieces = live_pieces(directory)
         try:
-            pieces = live_pieces(directory)
-            return [row for piece in pieces for row in read_piece(piece, table, columns)]
+            # First what may vanish: the entries. Segments stay, or are replaced under their name.
+            waiting = {p: read_piece(p, table, columns) for p in pieces if p.is_entry}
+            break
         except FileNotFoundError:
             continue
-    raise UserError(f"{directory}: changes too fast to be read.", fix="try again.")
+    else:
+        raise UserError(f"{directory}: changes too fast to be read.", fix="try again.")
+    for piece in pieces:
+        yield from waiting[piece] if piece.is_entry else read_piece(piece, table, columns)
 
 
-def read_piece(piece: Piece, table: Table, columns: Sequence[str] | None = None) -> list[Row]:
+def read_piece(
+    piece: Piece,
+    table: Table,
+    columns: Sequence[str] | None = None,
+    where: tuple[str, str] | None = None,
+) -> list[Row]:
     """Rows of one file.
+
+    Args:
+        piece: the file.
+        table: what it holds.
+        columns: names to read; all, if not given.
+        where: only rows in which this column has this value.
 
     Raises:
         UserError: if it is damaged or of another version.
         FileNotFoundError: if it was compacted away.
     """
     if not piece.is_entry:
-        rows: list[Row] = read_parquet(piece.path, table, columns).to_pylist()
-        return rows
+        arrow = read_parquet(piece.path, table, columns)
+        if where is not None:
+            import pyarrow.compute as pc
+
+            arrow = arrow.filter(pc.equal(arrow[where[0]], where[1]))
+        found: list[Row] = arrow.to_pylist()
+        return found
     try:
         entry = msgspec.msgpack.decode(piece.path.read_bytes())
         _check_version(piece.path, table, entry["table"], entry["version"])
-        rows = entry["rows"]
+        rows = [row for row in entry["rows"] if where is None or row[where[0]] == where[1]]
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise _damaged(piece.path, error) from None
     return rows if columns is None else [{c: row[c] for c in columns} for row in rows]

@@ -230,7 +230,7 @@ while True:
 def test_a_killed_store_holds_every_acknowledged_group_exactly_once(tmp_path: Path) -> None:
     path, expected = tmp_path / "rollouts", 0
     here = str(Path(__file__).parent)
-    for round_ in range(6):
+    for round_ in range(4):
         command = [sys.executable, "-c", WRITER, str(path), str(expected), here]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -335,7 +335,7 @@ def test_a_file_of_another_table_or_version_is_refused(tmp_path: Path) -> None:
     newer = msgspec.structs.replace(METRICS, version=2)
     for table, held in [(newer, "metrics version 1"), (ROLLOUTS, "metrics version 1")]:
         with pytest.raises(UserError, match=f"holds {held}, this program reads {table.name}"):
-            read_rows(tmp_path / "log", table)
+            list(read_rows(tmp_path / "log", table))
     log.compact()
     with pytest.raises(UserError, match="this program reads metrics version 2"):
-        read_rows(tmp_path / "log", newer)
+        list(read_rows(tmp_path / "log", newer))
