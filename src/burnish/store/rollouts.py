@@ -119,7 +119,9 @@ class RolloutStore:
                 for piece in self._groups.pieces
                 for row in read_piece(piece, ROLLOUTS, ["group_id", "weight_versions"])
             ]
-        return frozenset(r["group_id"] for r in rows if max(r["weight_versions"]) > version)
+        # A rollout that failed at once has no tokens.
+        newest = ((r["group_id"], max(r["weight_versions"], default=-1)) for r in rows)
+        return frozenset(group_id for group_id, found in newest if found > version)
 
     def rollback_to(self, step: int) -> None:
         """Forget advantages of later steps. Groups stay: finished work is used again."""

@@ -31,7 +31,7 @@ from burnish.store.manifest import Manifest, read_manifest
 from burnish.store.metrics import MetricStore
 from burnish.store.rollouts import RolloutStore, write_evaluation
 from burnish.telemetry.events import EventWriter
-from burnish.telemetry.jsonl import JsonLinesFile
+from burnish.telemetry.jsonl import JsonLinesFile, encode_line
 
 _DIRECTORIES: Final = ("metrics", "rollouts", "evals", "logs", "checkpoints")
 
@@ -166,7 +166,7 @@ class RunDirectory:
     def append_failure(self, step: int, subject: str, failure: Failure) -> None:
         """Note a classified failure."""
         record = FailureRecord(t=self._clock.wall_s(), step=step, subject=subject, failure=failure)
-        self._failures.append(msgspec.json.encode(record))
+        self._failures.append(encode_line(record))
 
     def write_evaluation(self, name: EvalName, rollouts: Sequence[Rollout]) -> None:
         """Write the rollouts of an evaluation, replacing an older one of this name."""

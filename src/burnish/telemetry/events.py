@@ -15,7 +15,7 @@ import msgspec
 from burnish.core.clock import Clock
 from burnish.core.errors import UserError
 from burnish.core.records import Record
-from burnish.telemetry.jsonl import JsonLinesFile, read_lines
+from burnish.telemetry.jsonl import JsonLinesFile, encode_line, read_lines
 
 EVENT_FORMAT_VERSION: Final = 1
 
@@ -90,7 +90,7 @@ class EventWriter:
             DiskFullError: nothing was written.
         """
         event = Event(t=self._clock.wall_s(), kind=kind, step=step, data=data)
-        line = msgspec.json.encode(event)
+        line = encode_line(event)
         with self._lock:
             self._file.append(line)
         return event

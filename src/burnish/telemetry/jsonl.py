@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+import msgspec
 
 from burnish.core.disk import full_disk_is_one_line
 
@@ -69,6 +71,14 @@ class JsonLinesFile:
         self.close()
 
 
+def encode_line(record: Any) -> bytes:
+    """One JSON line. Text that is not Unicode (lone surrogates) is escaped, never refused."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_escaped(msgspec.to_builtins(record)))
+
+
 def read_lines(path: Path) -> Iterator[bytes]:
     """Complete lines of a file that may still be written; none if it does not exist yet."""
     if not path.exists():
@@ -77,6 +87,16 @@ def read_lines(path: Path) -> Iterator[bytes]:
         for line in file:
             if line.endswith(b"\n"):
                 yield line[:-1]
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return value
 
 
 def _end_of_last_line(descriptor: int) -> int:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
-
 from burnish.core.errors import UserError
-from burnish.telemetry.jsonl import JsonLinesFile
+from burnish.telemetry.jsonl import JsonLinesFile, encode_line
 
 ROOT_LOGGER = "burnish"
 
@@ -35,7 +33,7 @@ class JsonLinesHandler(logging.Handler):
         if record.exc_info:
             line["traceback"] = logging.Formatter().formatException(record.exc_info)
         try:
-            self._file.append(msgspec.json.encode(line))
+            self._file.append(encode_line(line))
         except (OSError, UserError):
             self.num_lost += 1
 

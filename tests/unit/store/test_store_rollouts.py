@@ -245,6 +245,42 @@ def test_a_killed_store_holds_every_acknowledged_group_exactly_once(tmp_path: Pa
         assert len(RolloutStore(path).group_ids()) == expected
 
 
+def test_a_reader_beside_a_writer_sees_a_prefix_every_time(tmp_path: Path) -> None:
+    path, here = tmp_path / "rollouts", str(Path(__file__).parent)
+    command = [sys.executable, "-c", WRITER, str(path), "0", here]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lengths = []
+        for _ in range(40):
+            acknowledged = int(process.stdout.readline())
+            seen = [s.rollout.rollout_id for s in read_rollouts(path)]
+            lengths.append(len(seen) // 3)
+            expected = [f"add/{n}/{sample}" for n in range(lengths[-1]) for sample in range(3)]
+            assert seen == expected
+            assert lengths[-1] > acknowledged
+        os.kill(process.pid, signal.SIGKILL)
+    assert lengths == sorted(lengths)
+
+
+def test_a_rollout_without_tokens_is_stored_and_is_of_no_version(tmp_path: Path) -> None:
+    store = RolloutStore(tmp_path / "rollouts")
+    empty = msgspec.structs.replace(
+        rollout(),
+        token_ids=(),
+        sampled_mask=(),
+        logprobs=(),
+        weight_versions=(),
+        turns=(),
+        spans=(),
+    )
+    stored = msgspec.structs.replace(group(), rollouts=(empty,))
+    store.append(stored)
+    store.close()
+    assert store.get_group("add/0") == stored
+    assert store.groups_newer_than(-2) == {"add/0"}
+    assert store.groups_newer_than(-1) == frozenset()
+
+
 def crash_points(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
     """How many file operations `run` makes: each is a place for a crash."""
     count = 0

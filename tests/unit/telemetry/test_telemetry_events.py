@@ -29,6 +29,16 @@ def test_events_come_back_in_order_with_their_time(tmp_path: Path) -> None:
     writer.close()
 
 
+def test_text_that_is_not_unicode_is_escaped_not_refused(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writer = EventWriter(path, ManualClock())
+    writer.emit(EventKind.FAILURE, 0, text="a\udcffb", nested=[{"\ud800": 1}])
+    with logging_to(tmp_path / "main.jsonl"):
+        logging.getLogger("burnish").info("a\udcffb")
+    assert next(read_events(path)).data == {"text": "a\\udcffb", "nested": [{"\\ud800": 1}]}
+    assert b"udcff" in next(read_lines(tmp_path / "main.jsonl"))
+
+
 def test_a_run_that_has_no_events_yet_has_none(tmp_path: Path) -> None:
     assert list(read_events(tmp_path / "events.jsonl")) == []
 
