@@ -19,12 +19,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from burnish.core.disk import ensure_free_space, full_disk_is_one_line, sync_directory
 from burnish.core.errors import UserError
+from burnish.core.records import Record
 
 FORMAT_VERSION = 1
 _TENSORS, _STATE, _MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
@@ -43,6 +45,24 @@ class Checkpoint(NamedTuple):
     """The trainer's counters."""
     payload: dict[str, Any]
     """The caller's own state, JSON."""
+
+
+class _Entry(Record, frozen=True, kw_only=True):
+    """What a file must be."""
+
+    num_bytes: int
+    """Size."""
+    sha256: str
+    """Digest, hexadecimal."""
+
+
+class _Manifest(Record, frozen=True, kw_only=True):
+    """Written last."""
+
+    format_version: int
+    """Of the checkpoint."""
+    files: dict[str, _Entry]
+    """By name."""
 
 
 class CheckpointDamagedError(UserError):
@@ -100,14 +120,14 @@ def load(path: Path) -> Checkpoint:
         UserError: if it is of another format version.
     """
     manifest = _manifest(path)
-    for name, entry in manifest["files"].items():
+    for name, entry in manifest.files.items():
         file = path / name
         if not file.is_file():
             raise _damaged(path, f"{name} is missing")
-        if file.stat().st_size != entry["bytes"]:
+        if file.stat().st_size != entry.num_bytes:
             size = file.stat().st_size
-            raise _damaged(path, f"{name} has {size:,} bytes instead of {entry['bytes']:,}")
-        if _digest(file) != entry["sha256"]:
+            raise _damaged(path, f"{name} has {size:,} bytes instead of {entry.num_bytes:,}")
+        if _digest(file) != entry.sha256:
             raise _damaged(path, f"the digest of {name} differs")
     state = json.loads((path / _STATE).read_text(encoding="utf-8"))
     try:
@@ -140,12 +160,12 @@ def step_of(path: Path) -> int:
 def prune(directory: Path, keep: int) -> None:
     """Delete all but the `keep` >= 1 newest checkpoints, and leftovers of killed writers."""
     assert keep >= 1
+    _remove_leftovers(directory)
     for path in checkpoints(directory)[:-keep]:
         # Renamed first: a kill in the middle must not leave a checkpoint with files missing.
         doomed = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         os.replace(path, doomed)
         shutil.rmtree(doomed)
-    _remove_leftovers(directory)
 
 
 def _write(target: Path, tensors: Mapping[str, Tensor], state: str) -> None:
@@ -158,11 +178,11 @@ def _write(target: Path, tensors: Mapping[str, Tensor], state: str) -> None:
         raise
     (target / _STATE).write_text(state, encoding="utf-8")
     files = {
-        name: {"bytes": (target / name).stat().st_size, "sha256": _digest(target / name)}
+        name: _Entry(num_bytes=(target / name).stat().st_size, sha256=_digest(target / name))
         for name in (_TENSORS, _STATE)
     }
-    manifest = {"format_version": FORMAT_VERSION, "files": files}
-    (target / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    manifest = _Manifest(format_version=FORMAT_VERSION, files=files)
+    (target / _MANIFEST).write_bytes(msgspec.json.encode(manifest))
     for name in (_TENSORS, _STATE, _MANIFEST):
         _flush(target / name)
     sync_directory(target)
@@ -190,11 +210,12 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _manifest(path: Path) -> _Manifest:
+    if not path.is_dir():
+        raise UserError(f"{path}: no such checkpoint.", fix="give the directory of one.")
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        version, files = manifest["format_version"], manifest["files"]
-        well_formed = set(files) == {_TENSORS, _STATE}
+        text = (path / _MANIFEST).read_bytes()
+        version = json.loads(text)["format_version"]
     except FileNotFoundError as error:
         raise _damaged(path, f"{_MANIFEST} is missing") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -204,9 +225,13 @@ def _manifest(path: Path) -> dict[str, Any]:
             f"{path}: checkpoint format {version!r}, this version reads {FORMAT_VERSION}.",
             fix="resume with the version of burnish that wrote it.",
         )
-    if not well_formed:
+    try:
+        manifest = msgspec.json.decode(text, type=_Manifest)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _damaged(path, f"{_MANIFEST} cannot be read") from error
+    if set(manifest.files) != {_TENSORS, _STATE}:
         raise _damaged(path, f"{_MANIFEST} does not list {_TENSORS} and {_STATE}")
-    return dict(manifest)
+    return manifest
 
 
 def _damaged(path: Path, why: str) -> CheckpointDamagedError:
@@ -228,13 +253,14 @@ def _before(path: Path) -> Iterator[Path]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether sizes and digests agree with the manifest."""
+    """Whether it would load."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        return all(
-            _digest(path / name) == entry["sha256"] for name, entry in manifest["files"].items()
+        manifest = msgspec.json.decode((path / _MANIFEST).read_bytes(), type=_Manifest)
+        files = manifest.files
+        return manifest.format_version == FORMAT_VERSION and all(
+            _digest(path / name) == entry.sha256 for name, entry in files.items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, msgspec.MsgspecError):
         return False
 
 
