@@ -250,7 +250,8 @@ class _Frame:
         return f'<g class="hover">{"".join(strips)}</g>'
 
     def svg(self, body: str, label: str) -> Markup:
+        name = "chart broad" if self.width > _WIDTH else "chart"
         return Markup(
-            f'<svg class="chart" viewBox="0 0 {self.width:g} {self.height:g}" role="img" '
+            f'<svg class="{name}" viewBox="0 0 {self.width:g} {self.height:g}" role="img" '
             f'aria-label="{escape(label)}">{body}</svg>'
         )

@@ -191,3 +191,21 @@ def test_bands_hold_everything_that_was_shared() -> None:
     bands = charts.share_bands(shares)
     assert len(bands) == charts.MAX_BANDS
     assert sum(values[0] for _, values in bands) == pytest.approx(1.0)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance (WCAG 2.1) of `#rrggbb`."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_has_the_contrast_that_wcag_aa_asks_for(theme: int) -> None:
+    css = (Path(charts.__file__).parent / "templates" / "report.css").read_text()
+    block = re.findall(r":root \{(.*?)\}", css, flags=re.DOTALL)[theme]
+    colour = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", block))
+    for ink in ("ink", "soft", "faint", "copper", "up", "down", "flat"):
+        for ground in ("paper", "card", "wash"):
+            a, b = sorted((luminance(colour[ink]), luminance(colour[ground])))
+            assert (b + 0.05) / (a + 0.05) >= 4.5, (ink, ground)
