@@ -16,8 +16,9 @@ BINARY = {
 
 def value(node: ast.AST) -> float:
     """Evaluate arithmetic (ints stay ints); anything else is a SyntaxError."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        return node.value
+    constant = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(constant, (int, float)) and not isinstance(constant, bool):
+        return constant
     if isinstance(node, ast.BinOp):
         for kind, apply in BINARY.items():
             if isinstance(node.op, kind):

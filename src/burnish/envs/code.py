@@ -133,6 +133,8 @@ def _question(problem: Problem, *, repair: bool) -> str:
 
 async def _run(code: str, inputs: list[list[Any]], context: EpisodeContext) -> Run:
     """Call the function on all inputs in one fresh box."""
+    if "def f" not in code and "lambda" not in code:
+        return Run("no function f")
     request = json.dumps({"code": code, "inputs": inputs}).encode("ascii")
     async with context.sandboxes.acquire() as box:
         done = await box.exec(("python3", "-I", "-S", "-c", _RUNNER), stdin=request, limits=_LIMITS)

@@ -71,34 +71,34 @@ def _remainder(rng: Random) -> Problem:
 
 
 def _scaled(rng: Random) -> Problem:
-    a = rng.randint(2, 60)
+    a, b = rng.randint(2, 60), rng.randint(1, 60)
     return Problem(
-        f"returns a list with every number of xs multiplied by {a}",
+        f"returns a list with every number of xs times {a} plus {b}",
         "f(xs)",
-        f"[x * {a} for x in xs]",
-        f"[x + {a} for x in xs]",
+        f"[x * {a} + {b} for x in xs]",
+        f"[x + {a} + {b} for x in xs]",
         _lists(rng),
     )
 
 
 def _sum_above(rng: Random) -> Problem:
-    a = rng.randint(-5, 15)
+    a, b = rng.randint(-5, 15), rng.randint(1, 60)
     return Problem(
-        f"returns the sum of the numbers in xs that are greater than {a}",
+        f"returns the sum of the numbers in xs that are greater than {a}, plus {b}",
         "f(xs)",
-        f"sum(x for x in xs if x > {a})",
-        f"sum(x for x in xs if x < {a})",
+        f"sum(x for x in xs if x > {a}) + {b}",
+        f"sum(x for x in xs if x < {a}) + {b}",
         _lists(rng),
     )
 
 
 def _largest_plus(rng: Random) -> Problem:
-    a = rng.randint(2, 90)
+    a, b = rng.randint(2, 20), rng.randint(1, 60)
     return Problem(
-        f"returns the largest number in xs plus {a}",
+        f"returns the largest number in xs times {a} plus {b}",
         "f(xs)",
-        f"max(xs) + {a}",
-        f"min(xs) + {a}",
+        f"max(xs) * {a} + {b}",
+        f"min(xs) * {a} + {b}",
         _lists(rng),
     )
 

@@ -48,7 +48,7 @@ def _bracketed(rng: Random) -> tuple[str, list[Rule], str]:
 
 
 def _repeated(rng: Random) -> tuple[str, list[Rule], str]:
-    word, count = rng.choice(WORDS), rng.randint(3, 5)
+    word, count = rng.choice(WORDS), rng.randint(2, 6)
     name, sep = rng.choice(_SEPARATORS)
     rules = [("contains", word), ("num_parts", f"{count}{sep}"), ("parts_equal", f"{sep}{word}")]
     return (
@@ -59,14 +59,14 @@ def _repeated(rng: Random) -> tuple[str, list[Rule], str]:
 
 
 def _listed(rng: Random) -> tuple[str, list[Rule], str]:
-    word, *others = rng.sample(WORDS, 4)
+    first, second, *others = rng.sample(WORDS, 4)
     count = rng.randint(3, 4)
-    rules = [("contains", word), ("lower", ""), ("num_parts", f"{count}, ")]
+    rules = [("contains", f"{first} {second}"), ("lower", ""), ("num_parts", f"{count}, ")]
     return (
         f"Reply with exactly {count} different lower case words, separated by a comma and a space. "
-        f"One of them must be {word}.",
+        f"Two of them must be {first} and {second}.",
         [*rules, ("parts_are_words", ", "), ("parts_differ", ", ")],
-        ", ".join([word, *others][:count]),
+        ", ".join([first, second, *others][:count]),
     )
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from burnish.core.errors import UserError
+from burnish.core.errors import UserError, one_line
 from burnish.core.protocols import Environment
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -45,12 +45,12 @@ def _generator(name: str, description: str, form: str, prompt: str, **parameters
 SHIPPED: Mapping[str, Entry] = {
     "chain_sum": _generator(
         "chain_sum",
-        "Add or subtract two numbers of two digits.",
+        "Add and subtract three small numbers.",
         "number",
         "What is {expression}? Answer with the number only.",
         min_terms=2,
-        max_terms=2,
-        min_digits=2,
+        max_terms=3,
+        min_digits=1,
         max_digits=2,
     ),
     "number_sorting": _generator(
@@ -60,7 +60,7 @@ SHIPPED: Mapping[str, Entry] = {
         "Sort these numbers in {direction} order: {original_numbers}. "
         "Answer with the sorted numbers only, separated by commas.",
         min_numbers=3,
-        max_numbers=4,
+        max_numbers=3,
         min_decimals=0,
         max_decimals=0,
         min_value=1,
@@ -73,7 +73,7 @@ SHIPPED: Mapping[str, Entry] = {
         "Reverse the order of these words: {words}. "
         "Answer with the words only, separated by commas.",
         min_words=3,
-        max_words=5,
+        max_words=4,
     ),
     "needle_haystack": _generator(
         "needle_haystack",
@@ -82,22 +82,6 @@ SHIPPED: Mapping[str, Entry] = {
         "{question}",
         min_num_statements=4,
         max_num_statements=6,
-    ),
-    "spell_backward": _generator(
-        "spell_backward",
-        "Spell a short word backward.",
-        "word",
-        "Spell the word {word} backward. Answer with the reversed word only.",
-        min_word_len=3,
-        max_word_len=4,
-    ),
-    "letter_counting": _generator(
-        "letter_counting",
-        "Count how often a letter occurs in a few words.",
-        "number",
-        "{question} Answer with the number only.",
-        min_words=3,
-        max_words=4,
     ),
     "code": Entry("burnish.envs.code:Code"),
     "calculator": Entry("burnish.envs.calculator:Calculator"),
@@ -151,10 +135,10 @@ def _load(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
+    except Exception as error:
         raise UserError(
-            f"cannot import {module_name!r} of environment {target!r}: {error}.",
-            fix="install the package, or put its folder on PYTHONPATH.",
+            f"cannot import {module_name!r} of environment {target!r}: {one_line(error)}.",
+            fix="install the package or put its folder on PYTHONPATH, and try `import` in Python.",
         ) from error
     kind = getattr(module, attribute, None)
     if not callable(kind):

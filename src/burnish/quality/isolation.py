@@ -1,0 +1,144 @@
+"""Runs foreign code so that it can be given up on.
+
+A deadline inside one event loop cannot stop code that never awaits. So a probe runs in a thread
+with a loop of its own; when it is late, an exception is raised inside the thread and the thread is
+left behind. Boxes stay with the loop that owns them: the bridge sends each call there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+from burnish.core.boxes import Capabilities, ExecResult, Limits, Policy, Sandbox, SandboxPool
+from burnish.core.errors import ClassifiedFailure
+from burnish.core.records import Failure
+from burnish.core.vocabulary import FailureKind
+
+T = TypeVar("T")
+
+
+async def run_isolated(work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float) -> T:
+    """Await `work()` in another thread.
+
+    Raises:
+        TimeoutError: if it is not done in time; whatever `work` raised otherwise.
+    """
+    done: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            result = asyncio.run(work())
+        except Exception as error:  # noqa: BLE001 (carried to the caller, which classifies it)
+            _settle(done, error)
+        except BaseException as error:  # noqa: BLE001 (sys.exit() in an environment must not pass)
+            _settle(done, RuntimeError(f"raised {type(error).__name__}"))
+        else:
+            if done.set_running_or_notify_cancel():
+                done.set_result(result)
+
+    thread = threading.Thread(target=body, name="burnish-audit", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(done), timeout_s)
+    except TimeoutError:
+        if thread.is_alive() and thread.ident is not None:
+            # Ends pure Python loops, which would burn a core for the rest of the run.
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit)
+            )
+        raise
+
+
+def _settle(done: Future[T], error: Exception) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error)
+
+
+class MissingPool:
+    """Stands in where there is no sandbox: says so when a box is asked for."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Nothing."""
+        return Capabilities(
+            backend="none", enforces=frozenset(), no_network=False, network=False, seccomp=False
+        )
+
+    def acquire(self, policy: Policy | None = None) -> AbstractAsyncContextManager[Sandbox]:
+        """Refuse."""
+        raise ClassifiedFailure(
+            Failure(
+                kind=FailureKind.SANDBOX,
+                where="quality.sandbox",
+                message="needs a sandbox and there is none; run `burnish doctor` for the fix",
+            )
+        )
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class BridgedPool:
+    """A pool of another event loop, usable from this one."""
+
+    def __init__(self, pool: SandboxPool, owner: asyncio.AbstractEventLoop) -> None:
+        """Send all calls to `pool` on the loop `owner`."""
+        self._pool, self._owner = pool, owner
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Those of the pool."""
+        return self._pool.capabilities
+
+    @asynccontextmanager
+    async def acquire(self, policy: Policy | None = None) -> AsyncIterator[Sandbox]:
+        """A box that lives on the owner's loop."""
+        context = self._pool.acquire(policy)
+        box = await self._there(context.__aenter__())
+        try:
+            yield BridgedBox(box, self._there)
+        finally:
+            await self._there(context.__aexit__(None, None, None))
+
+    async def close(self) -> None:
+        """Nothing: the owner closes the pool."""
+
+    async def _there(self, call: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._owner))
+
+
+class BridgedBox:
+    """A box of another event loop."""
+
+    def __init__(self, box: Sandbox, there: Callable[..., Awaitable[Any]]) -> None:
+        """Run the calls of `box` through `there`."""
+        self._box, self._there = box, there
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write_file`."""
+        await self._there(self._box.write_file(path, data))
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        """See `Sandbox.read_file`."""
+        data: bytes = await self._there(self._box.read_file(path, limit_bytes))
+        return data
+
+    async def exec(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        result: ExecResult = await self._there(
+            self._box.exec(argv, stdin=stdin, limits=limits, env=env)
+        )
+        return result

@@ -1,0 +1,100 @@
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits, Policy, Usage
+
+
+class PlainBox:
+    """A process in a temporary directory: for tests of what stands on boxes, not for isolation."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        (self._folder / path).write_bytes(data)
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        return (self._folder / path).read_bytes()[:limit_bytes]
+
+    async def exec(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+    ) -> ExecResult:
+        limits = limits or Limits()
+        # The shell bounds CPU seconds, so that endless loops end on a loaded machine too.
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'ulimit -t "$0" && exec "$@"', str(int(limits.cpu_s) or 1), *argv),
+            cwd=self._folder,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(stdin)
+            await process.stdin.drain()
+            process.stdin.close()
+        out = b""
+        while len(out) <= limits.stdout_bytes and (chunk := await process.stdout.read(65536)):
+            out += chunk
+        if len(out) > limits.stdout_bytes:
+            process.kill()
+        code = await process.wait()
+        status = ExecStatus.OK if code == 0 else ExecStatus.EXIT if code > 0 else ExecStatus.SIGNAL
+        truncated = len(out) > limits.stdout_bytes
+        return ExecResult(
+            status=ExecStatus.OUTPUT if truncated else status,
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            stdout=out[: limits.stdout_bytes],
+            stderr=b"",
+            truncated=truncated,
+            usage=Usage(wall_s=0.0),
+        )
+
+
+class PlainPool:
+    """Fresh directories."""
+
+    def __init__(self) -> None:
+        self.num_acquired = 0
+        self.num_live = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            backend="plain",
+            enforces=frozenset({"cpu_s", "stdout_bytes"}),
+            no_network=False,
+            network=True,
+            seccomp=False,
+        )
+
+    @contextlib.asynccontextmanager
+    async def acquire(self, policy: Policy | None = None) -> AsyncIterator[PlainBox]:
+        with tempfile.TemporaryDirectory() as folder:
+            self.num_acquired += 1
+            self.num_live += 1
+            try:
+                yield PlainBox(Path(folder))
+            finally:
+                self.num_live -= 1
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def plain_pool() -> PlainPool:
+    """A pool without isolation that works everywhere; run only the tests' own code in it."""
+    return PlainPool()

@@ -1,0 +1,97 @@
+import subprocess
+import sys
+
+import pytest
+
+from burnish.core.errors import UserError
+from burnish.envs import registry
+from burnish.envs.reasoning_gym import REFUSED, ReasoningGym, ReasoningGymConfig
+
+
+def test_unknown_name_gets_the_nearest_one():
+    with pytest.raises(UserError, match="chain_sum") as caught:
+        registry.get("chain_sums")
+    assert "\n" not in str(caught.value)
+
+
+def test_hopeless_name_gets_the_list():
+    with pytest.raises(UserError, match="extraction"):
+        registry.get("zzz")
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("no_such_package_x:Env", "PYTHONPATH"),
+        ("burnish.envs.code:Cod", "burnish.envs.code:Code"),
+        ("burnish.envs.code:", "no class"),
+        (":Code", "cannot import"),
+        ("a..b:C", "cannot import"),
+        ("json:JSONDecoder", "lacks"),
+        ("burnish.envs.reasoning_gym:ReasoningGym", "default"),
+        ("burnish.envs.code:COMPILED_CREDIT", "no class"),
+    ],
+)
+def test_bad_targets_are_user_errors_of_one_line(name, part):
+    with pytest.raises(UserError, match=part) as caught:
+        registry.get(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_module_class_builds_an_environment():
+    assert registry.get("burnish.envs.extraction:Extraction").name == "extraction"
+
+
+def test_a_module_that_breaks_on_import_is_named(tmp_path, monkeypatch):
+    (tmp_path / "breaks_on_import.py").write_text("raise RuntimeError('boom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="boom"):
+        registry.get("breaks_on_import:Env")
+
+
+def test_listing_names_imports_no_environment():
+    program = (
+        "import sys; from burnish.envs import registry; registry.names();"
+        "bad = [m for m in sys.modules if m.startswith('burnish.envs.') and m != "
+        "'burnish.envs.registry' or m == 'reasoning_gym']; sys.exit(str(bad) if bad else 0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def config(generator: str, **parameters: object) -> ReasoningGymConfig:
+    return ReasoningGymConfig(
+        name="x", description="X.", generator=generator, parameters=parameters, form="number"
+    )
+
+
+@pytest.mark.parametrize("generator", sorted(REFUSED))
+def test_dangerous_generators_are_refused_by_name(generator):
+    with pytest.raises(UserError, match=generator):
+        ReasoningGym(config(generator))
+
+
+@pytest.mark.parametrize(
+    "bad", [config("no_such_generator"), config("chain_sum", min_terms=9, max_terms=2)]
+)
+def test_bad_generator_settings_are_user_errors(bad):
+    with pytest.raises(UserError, match="generator"):
+        ReasoningGym(bad)
+
+
+def test_digest_follows_the_configuration():
+    easy = ReasoningGym(config("chain_sum", max_terms=2))
+    hard = ReasoningGym(config("chain_sum", max_terms=3))
+    assert easy.digest != hard.digest
+    assert easy.digest == ReasoningGym(config("chain_sum", max_terms=2)).digest
+
+
+def test_digest_follows_the_code(tmp_path, monkeypatch):
+    text = (
+        "from burnish.envs.formatting import Formatting\nclass Mine(Formatting):\n    name = 'm'\n"
+    )
+    digests = []
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, extra in (("mine_a", ""), ("mine_b", "    max_tokens = 9\n")):
+        (tmp_path / f"{module}.py").write_text(text + extra)
+        digests.append(registry.get(f"{module}:Mine").digest)
+    assert digests[0] != digests[1]
