@@ -1,5 +1,7 @@
 """A tiny random decoder, and a dense fp32 forward that shares no code with the engine."""
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,9 @@ from torch import Tensor
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
+from burnish.rollout.engine.engine import EngineCore
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +92,29 @@ def dense_logprobs() -> Callable[[Decoder, list[int]], Tensor]:
 @pytest.fixture(scope="session")
 def request_for() -> Callable[..., GenerateRequest]:
     return ask
+
+
+class Gate:
+    """Stops the engine's thread inside a step, so that a test can act at a known moment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at_step: int) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        real, count = EngineCore.step, 0
+
+        def step(core: EngineCore) -> Any:
+            nonlocal count
+            count += core.has_work
+            if count == at_step and core.has_work:
+                self.reached.set()
+                assert self.go.wait(DEADLINE_S)
+            return real(core)
+
+        monkeypatch.setattr(EngineCore, "step", step)
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, DEADLINE_S)
+
+
+@pytest.fixture
+def make_gate(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Gate]:
+    return lambda at_step: Gate(monkeypatch, at_step)

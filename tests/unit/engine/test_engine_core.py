@@ -111,9 +111,7 @@ def test_preemption_loses_no_token_and_no_logprob(
     assert tight.counters.num_preemptions > 0
     assert tight.free_pages == 18
     assert_exact(decoder, dense_logprobs, requests, done)
-    assert {k: g.token_ids for k, g in done.items()} == {
-        k: g.token_ids for k, g in plenty.items()
-    }
+    assert {k: g.token_ids for k, g in done.items()} == {k: g.token_ids for k, g in plenty.items()}
 
 
 def test_rows_of_very_different_length_share_a_step(
