@@ -193,8 +193,14 @@ class Admission:
         )
 
     def may_publish(self) -> bool:
-        """Whether weights may be swapped now: always, but in fixed-lag mode only when none runs."""
-        return self._config.mode is AdmissionMode.BOUNDED_LAG or self.counts().running == 0
+        """Whether weights may be swapped now.
+
+        Always, but in fixed-lag mode only when nothing runs and all that belongs to this version
+        is dispatched: no group may see two versions, or one that depends on the clock.
+        """
+        if self._config.mode is AdmissionMode.BOUNDED_LAG:
+            return True
+        return self.counts().running == 0 and not self.may_dispatch()
 
     def admissible(self, oldest_version: int) -> bool:
         """Whether tokens of that version may be trained on now."""
@@ -253,7 +259,7 @@ class Admission:
         """The engine serves `version` from now on: the weights after this version's batch."""
         assert self._batch_taken, f"version {version} published without a batch"
         assert version == self._version + 1, f"version {version} after {self._version}"
-        assert self.may_publish(), "fixed lag: a group still runs under the old version"
+        assert self.may_publish(), "fixed lag: a group still runs, or is due, under the old version"
         self._version = version
         self._dispatched_this_version = 0
         self._batch_taken = False

@@ -51,7 +51,8 @@ def plan_batch(ledger: Admission) -> BatchPlan:
     )
     if ledger.batch_taken:
         return BatchPlan(status=BatchStatus.FILLING, stale=stale)
-    live = [e for e in entries if e.group_id not in set(stale)]
+    gone = frozenset(stale)
+    live = [e for e in entries if e.group_id not in gone]
     if ledger.config.mode is AdmissionMode.FIXED_LAG:
         return _fixed(ledger, live, stale)
     return _bounded(ledger, live, stale)
@@ -73,7 +74,8 @@ def _bounded(ledger: Admission, live: Sequence[GroupEntry], stale: tuple[str, ..
     short = not running and ledger.exhausted()
     if len(chosen) < size and not short:
         return BatchPlan(status=BatchStatus.FILLING, stale=stale, waits_for=running)
-    left = [e for e in live if e not in chosen]
+    taken = frozenset(_ids(chosen))
+    left = [e for e in live if e.group_id not in taken]
     for batches in range(ledger.config.max_lag + 1):
         due = [
             e

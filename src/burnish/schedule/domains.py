@@ -131,6 +131,7 @@ class DomainScheduler:
         assert num_rollouts >= 1
         assert 0.0 <= pass_rate <= 1.0
         assert math.isfinite(cost)
+        assert math.isfinite(mean_score)
         assert cost >= 0.0
         std = math.sqrt(pass_rate * (1.0 - pass_rate)) if score_std is None else score_std
         self._domains[domain].add(

@@ -28,12 +28,14 @@ class Run:
         self.batches = []
         self.trained_orders = []
         self.running = {}
+        self.versions = {}
 
     def dispatch_all(self):
         ledger, config = self.ledger, self.ledger.config
         while ledger.may_dispatch():
             entry = ledger.dispatched(f"g/{self.next_id}")
             self.running[entry.group_id] = self.speed(entry.order)
+            self.versions[entry.order] = entry.dispatched_version
             self.next_id += 1
             c = ledger.counts()
             if config.mode is AdmissionMode.BOUNDED_LAG:
@@ -72,6 +74,7 @@ class Run:
         self.dispatch_all()
         while not self.ledger.may_publish():
             self.finish_one()
+            self.dispatch_all()
         for _ in range(self.rng.randrange(3)):
             if self.running:
                 self.finish_one()
@@ -163,21 +166,19 @@ def test_groups_that_could_all_be_late_together_are_not_allowed_to():
 
 
 def test_fixed_lag_batches_do_not_depend_on_the_order_of_completion():
-    config = AdmissionConfig(mode=AdmissionMode.FIXED_LAG, max_lag=1, groups_per_batch=3)
+    config = AdmissionConfig(
+        mode=AdmissionMode.FIXED_LAG, max_lag=1, groups_per_batch=3, max_running=2
+    )
     traces = []
     for seed in range(5):
         run = Run(config, random.Random(seed), num_steps=6)
-        versions = {}
         for _ in range(6):
-            run.dispatch_all()
-            versions |= {e.order: e.dispatched_version for e in run.ledger.entries()}
             run.step()
+        versions = dict(sorted(run.versions.items()))
         traces.append((run.batches, versions))
     assert all(trace == traces[0] for trace in traces)
     batches, versions = traces[0]
-    assert [v for _, v in sorted(versions.items())] == [0] * 6 + [1] * 3 + [2] * 3 + [3] * 3 + [
-        4
-    ] * 3
+    assert list(versions.values()) == [0] * 6 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
     assert batches[2] == ("g/6", "g/7", "g/8")
 
 
@@ -203,6 +204,21 @@ def test_fixed_lag_publishes_only_when_nothing_runs():
         ledger.published(1)
     ledger.completed("g/1")
     ledger.published(1)
+
+
+def test_fixed_lag_publishes_only_when_all_groups_of_the_version_are_dispatched():
+    config = AdmissionConfig(
+        mode=AdmissionMode.FIXED_LAG, max_lag=1, groups_per_batch=1, max_running=1
+    )
+    ledger = Admission(config)
+    ledger.dispatched("g/0")
+    ledger.completed("g/0")
+    ledger.trained(("g/0",))
+    # g/1 belongs to version 0 too and only waited for a free place.
+    assert not ledger.may_publish()
+    ledger.dispatched("g/1")
+    ledger.completed("g/1")
+    assert ledger.may_publish()
 
 
 def test_tokens_older_than_announced_are_reported_as_stale():

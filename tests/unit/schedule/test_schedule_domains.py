@@ -177,6 +177,17 @@ def test_equal_progress_at_ten_times_the_cost_gets_fewer_groups():
     assert sum(p.domain == "d1" for p in picks) > 5 * sum(p.domain == "d0" for p in picks)
 
 
+def test_a_domain_a_million_times_dearer_is_still_served_within_the_bound():
+    scheduler = make(4)
+    picks = drive(
+        scheduler, lambda d, _: (0.5, 1e8 if d == "d0" else 100.0), 1000, random.Random(5)
+    )
+    at = [i for i, p in enumerate(picks) if p.domain == "d0"]
+    gaps = [b - a for a, b in zip([*at], [*at[1:], len(picks)], strict=True)]
+    assert max(gaps) <= scheduler.max_gap() + 1
+    assert max(gaps) > scheduler.max_gap() // 2
+
+
 def test_realised_cost_follows_the_shares_when_costs_differ():
     shares = {
         "d0": DomainShare(min_share=0.5, max_share=0.5),
