@@ -1,7 +1,9 @@
 """Builds the command line of bubblewrap. Pure: the same input gives the same arguments."""
 
 import re
+import shlex
 from collections.abc import Mapping
+from enum import IntEnum
 from typing import NamedTuple
 
 from burnish.core.records import Record
@@ -19,15 +21,34 @@ BASE_ENV = {
     "PYTHONHASHSEED": "0",
 }
 
-_MAX_ENV_BYTES = 64 * 2**10
 # One variable may have 128 KiB on Linux, and four bytes are the most that a character takes.
+_MAX_ENV_BYTES = 64 * 2**10
 
-STARTED_FD = 3
-"""The launcher writes one byte here and closes it before the program exists."""
 
-# Runs inside the box before the program: nothing hostile has run yet, so what it says can be
-# trusted. dash spells the process limit -p, bash -u (where -p is the pipe size and fails).
-_LAUNCHER = '{ulimit}unset PWD OLDPWD SHLVL _; echo s >&3 && exec 3>&- && exec "$@"; exit 127'
+class Fd(IntEnum):
+    """Descriptors of bubblewrap and of the launcher in it. One digit each: shells know no more."""
+
+    STDIN = 0
+    STDOUT = 1
+    STDERR = 2
+    GO = 3
+    """The launcher waits for a line on it."""
+    SCRIPT = 4
+    """What it then runs."""
+    STARTED = 5
+    """Where it writes a byte just before it becomes the program."""
+    ARGS = 6
+    """Options of bubblewrap."""
+    SECCOMP = 7
+    """The filter."""
+    INFO = 8
+    """Where bubblewrap says who process 1 is."""
+    BLOCK = 9
+    """Until there is something to read, bubblewrap starts nothing."""
+
+
+LAUNCHER = ("/bin/sh", "-c", f"read -r go <&{Fd.GO:d} && . /proc/self/fd/{Fd.SCRIPT:d}", "sh")
+"""The command inside the box. Nothing but ours runs until the last word of the script."""
 
 
 class HostPath(NamedTuple):
@@ -71,8 +92,8 @@ def parse_features(help_text: str, version_text: str) -> BwrapFeatures:
 
 REQUIRED_OPTIONS = frozenset(
     {
-        "--args", "--bind", "--cap-drop", "--chdir", "--dev", "--die-with-parent", "--gid",
-        "--hostname", "--info-fd", "--new-session", "--proc", "--remount-ro", "--ro-bind",
+        "--args", "--bind", "--block-fd", "--cap-drop", "--chdir", "--dev", "--die-with-parent",
+        "--gid", "--hostname", "--info-fd", "--new-session", "--proc", "--remount-ro", "--ro-bind",
         "--seccomp", "--setenv", "--symlink", "--uid", "--unshare-all", "--unshare-user",
     }
 )  # fmt: skip
@@ -82,10 +103,6 @@ REQUIRED_OPTIONS = frozenset(
 def box_options(
     view: BoxView,
     features: BwrapFeatures,
-    env: Mapping[str, str],
-    *,
-    seccomp_fd: int,
-    info_fd: int,
 ) -> list[str]:
     """Options for `bwrap --args`: everything but the command."""
     options = ["--unshare-all", "--unshare-user"]
@@ -107,9 +124,10 @@ def box_options(
         options += ["--bind", f"{view.storage}/{name}", path]
     options += ["--remount-ro", "/dev", "--remount-ro", "/"]
     options += ["--chdir", WORK]
-    for key, value in {**BASE_ENV, **env}.items():
+    for key, value in BASE_ENV.items():
         options += ["--setenv", key, value]
-    options += ["--seccomp", str(seccomp_fd), "--info-fd", str(info_fd)]
+    options += ["--seccomp", str(int(Fd.SECCOMP)), "--info-fd", str(int(Fd.INFO))]
+    options += ["--block-fd", str(int(Fd.BLOCK))]
     return options
 
 
@@ -119,13 +137,13 @@ def encode_options(options: list[str]) -> bytes:
     return b"".join(option.encode("utf-8", "surrogateescape") + b"\0" for option in options)
 
 
-def launcher(argv: tuple[str, ...], num_processes: int | None) -> list[str]:
-    """The command inside the box: says that it started, limits processes, becomes the program."""
-    ulimit = ""
-    if num_processes is not None:
-        n = num_processes
-        ulimit = f"ulimit -p {n} 2>/dev/null || ulimit -u {n} 2>/dev/null || exit 126; "
-    return ["/bin/sh", "-c", _LAUNCHER.format(ulimit=ulimit), "sh", *argv]
+def launcher_script(argv: tuple[str, ...], env: Mapping[str, str], ulimits: list[str]) -> bytes:
+    """For the launcher: closes what is ours, sets limits, reports, becomes the program."""
+    closing = " ".join(f"{fd:d}<&-" for fd in Fd if fd > Fd.STDERR and fd is not Fd.STARTED)
+    words = [f"exec {closing}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
+    words += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    words += [f"echo s >&{Fd.STARTED:d}", f"exec {Fd.STARTED:d}>&-", f"exec {shlex.join(argv)}"]
+    return " && ".join(words).encode("utf-8", "surrogateescape") + b"\n"
 
 
 def check_argv(argv: tuple[str, ...], env: Mapping[str, str]) -> None:

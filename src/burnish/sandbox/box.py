@@ -1,13 +1,10 @@
 """One box on the keeper's side: its storage, its control groups and what runs in it."""
 
 import asyncio
-import errno
 import os
 import shutil
 from pathlib import Path
 from typing import NamedTuple
-
-import msgspec
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.sandbox import files
@@ -17,16 +14,16 @@ from burnish.sandbox.argv import (
     HostPath,
     box_options,
     encode_options,
-    launcher,
+    launcher_script,
 )
+from burnish.sandbox.attacher import Attacher
 from burnish.sandbox.cgroup import BoxGroup, Controllers
-from burnish.sandbox.limits import rlimits
+from burnish.sandbox.launch import Launch, Plan
+from burnish.sandbox.limits import ulimits
 from burnish.sandbox.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
-from burnish.sandbox.process import Command, Run
+from burnish.sandbox.process import START_DEADLINE_S, Command, Run, uninterrupted
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
-# What a shell exits with when a program exists but cannot be run.
-_CANNOT_RUN = 126
 _REMOVAL_TRIES = 50
 _REMOVAL_PAUSE_S = 0.01
 
@@ -42,8 +39,10 @@ class Host(NamedTuple):
     etc: tuple[tuple[str, str], ...]
     seccomp: bytes
     controllers: Controllers | None
-    monitors: set[int]
-    """Pids of the monitors that run."""
+    attacher: Attacher | None
+    """Set exactly when `controllers` is."""
+    helpers: set[int]
+    """Pids of the keeper's children other than strays."""
 
 
 class Box:
@@ -69,6 +68,9 @@ class Box:
                 os.chown(path, identity.uid, identity.gid)
         self._work_fd = os.open(self._storage / "work", os.O_RDONLY | os.O_DIRECTORY)
         self._group: BoxGroup | None = host.controllers.make(name) if host.controllers else None
+        self._plan = self._make_plan()
+        self._num_runs = 0
+        self._warm: asyncio.Task[Launch] | None = asyncio.create_task(self._start())
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `files.write_file`."""
@@ -88,16 +90,38 @@ class Box:
         async with self._lock:
             if problem := self._apply(limits):
                 return problem
-            try:
-                return await Run(self._command(argv, stdin, env, limits)).result()
-            except OSError as error:
-                if error.errno != errno.E2BIG:
-                    raise
-                refused = _refused(ExecStatus.EXIT, "the argument list is too long")
-                return msgspec.structs.replace(refused, exit_code=_CANNOT_RUN)
+            launch = await self._take_launch()
+            self._num_runs += 1
+            result = await Run(self._command(argv, stdin, env, limits), launch).result()
+            if self._num_runs > 1:
+                # It was used again, so it is likely to be used once more.
+                self._warm = asyncio.create_task(self._start())
+            return result
+
+    async def _take_launch(self) -> Launch:
+        """The process that was started ahead, or a new one."""
+        warm, self._warm = self._warm, None
+        starting = warm or asyncio.create_task(self._start())
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _dispose(starting)
+            raise
+
+    async def _start(self) -> Launch:
+        launch = Launch(self._plan)
+        try:
+            await asyncio.wait_for(launch.prepare(), START_DEADLINE_S)
+        except BaseException:
+            await uninterrupted(asyncio.ensure_future(launch.end()))
+            launch.close()
+            raise
+        return launch
 
     async def destroy(self) -> None:
-        """Free everything. Nothing runs any more."""
+        """Free everything. No command runs any more."""
+        if self._warm is not None:
+            await _dispose(self._warm)
         os.close(self._work_fd)
         unmount(str(self._storage))
         shutil.rmtree(self._storage)
@@ -122,33 +146,41 @@ class Box:
                 return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
         return None
 
+    def _make_plan(self) -> Plan:
+        host, group = self._host, self._group
+        view = BoxView(system=host.system, etc=host.etc, storage=str(self._storage))
+
+        async def attach(pid: int) -> None:
+            assert group is not None
+            assert host.attacher is not None
+            await host.attacher.attach(pid, group.attach_files())
+
+        return Plan(
+            bwrap=host.bwrap,
+            options=encode_options(box_options(view, host.features)),
+            seccomp=host.seccomp,
+            identity=self._identity,
+            attach=attach if group is not None else None,
+            helpers=host.helpers,
+        )
+
     def _command(
         self, argv: tuple[str, ...], stdin: bytes, env: dict[str, str], limits: Limits
     ) -> Command:
-        host = self._host
-        exact = host.controllers
-        view = BoxView(system=host.system, etc=host.etc, storage=str(self._storage))
-        sampled = not (exact and exact.memory and exact.pids)
-
-        def options(seccomp_fd: int, info_fd: int) -> bytes:
-            return encode_options(
-                box_options(view, host.features, env, seccomp_fd=seccomp_fd, info_fd=info_fd)
-            )
-
-        return Command(
-            bwrap=host.bwrap,
-            options=options,
+        exact = self._host.controllers
+        bounds = ulimits(
+            limits,
             # Process 1 counts as well where the kernel counts per user namespace.
-            program=launcher(argv, None if exact and exact.pids else limits.num_pids + 1),
+            num_processes=None if exact and exact.pids else limits.num_pids + 1,
+            memory_is_sampled=not (exact and exact.memory),
+        )
+        return Command(
+            script=launcher_script(argv, env, bounds),
             stdin=stdin,
-            seccomp=host.seccomp,
             limits=limits,
-            rlimits=rlimits(limits, memory_is_sampled=not (exact and exact.memory)),
-            identity=self._identity,
             group=self._group,
-            sample=self._sample if sampled else None,
+            sample=None if exact and exact.memory and exact.pids else self._sample,
             disk_full=self._disk_full,
-            monitors=host.monitors,
         )
 
     def _sample(self, monitor_pid: int) -> TreeUsage:
@@ -160,6 +192,16 @@ class Box:
     def _disk_full(self) -> bool:
         room = os.statvfs(self._storage)
         return room.f_bfree == 0 or room.f_ffree == 0
+
+
+async def _dispose(starting: asyncio.Task[Launch]) -> None:
+    """End a process that nobody will use, wherever it is on its way."""
+    starting.cancel()
+    await asyncio.wait((starting,))
+    if not starting.cancelled() and starting.exception() is None:
+        launch = starting.result()
+        await uninterrupted(asyncio.ensure_future(launch.end()))
+        launch.close()
 
 
 def _refused(status: ExecStatus, message: str) -> ExecResult:

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from burnish.core.boxes import Limits
 from burnish.sandbox.proctree import start_ticks
 
-# bubblewrap's monitor and its process 1 live in the box's group too.
-OVERHEAD_PIDS = 2
+# Process 1 of the box is in the group; the monitor is not, so that no limit of the box kills it.
+OVERHEAD_PIDS = 1
 
 
 class Counters(NamedTuple):
@@ -35,7 +35,7 @@ class BoxGroup(Protocol):
         ...
 
     def attach_files(self) -> tuple[str, ...]:
-        """Files into which a process writes `0` to join."""
+        """Files into which a pid is written to make it a member."""
         ...
 
     def counters(self) -> Counters:

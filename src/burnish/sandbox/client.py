@@ -57,7 +57,7 @@ class KeeperClient:
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                    "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
                 },
                 start_new_session=True,  # Ctrl-C is for the owner, who then ends us in order
             )

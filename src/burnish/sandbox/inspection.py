@@ -1,6 +1,5 @@
 """What this host offers: found by trying it, once, when a keeper starts."""
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -15,6 +14,7 @@ from burnish.sandbox.argv import (
     HostPath,
     parse_features,
 )
+from burnish.sandbox.attacher import Attacher
 from burnish.sandbox.box import Box, Host
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.namespace import box_identity, enter, make_base, namespace_fix
@@ -54,7 +54,7 @@ def find_bwrap() -> tuple[str, BwrapFeatures]:
     return path, features
 
 
-def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities, bool]:
+async def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities, bool]:
     """Enter the keeper's namespace and run one box to see that everything holds.
 
     Returns the host, its capabilities and whether boxes get user ids of their own.
@@ -66,6 +66,8 @@ def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities, bool]
     seccomp = build_filter()
     privileged = enter()
     base = make_base()
+    controllers = _controllers() if use_control_groups else None
+    attacher = Attacher() if controllers else None
     host = Host(
         bwrap=bwrap,
         features=features,
@@ -73,16 +75,24 @@ def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities, bool]
         system=system_paths(),
         etc=_make_etc(base),
         seccomp=seccomp,
-        controllers=_controllers() if use_control_groups else None,
-        monitors=set(),
+        controllers=controllers,
+        attacher=attacher,
+        helpers={attacher.pid} if attacher else set(),
     )
     try:
-        asyncio.run(_self_test(host, privileged))
+        await _self_test(host, privileged)
     except BaseException:
-        if host.controllers:
-            host.controllers.close()
+        close_host(host)
         raise
     return host, _capabilities(host, privileged), privileged
+
+
+def close_host(host: Host) -> None:
+    """Free what `inspect_host` made outside the namespace."""
+    if host.attacher is not None:
+        host.attacher.close()
+    if host.controllers is not None:
+        host.controllers.close()
 
 
 def system_paths() -> tuple[HostPath, ...]:

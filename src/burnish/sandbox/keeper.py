@@ -8,7 +8,6 @@ every box, every mount and every process.
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
 import subprocess
@@ -16,10 +15,10 @@ import sys
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
 from burnish.core.errors import UserError, one_line
-from burnish.sandbox.argv import STARTED_FD
 from burnish.sandbox.box import Box, Host
-from burnish.sandbox.inspection import inspect_host
+from burnish.sandbox.inspection import close_host, inspect_host
 from burnish.sandbox.namespace import box_identity
+from burnish.sandbox.pipes import above_shell
 from burnish.sandbox.protocol import (
     HEADER,
     MAX_MESSAGE_BYTES,
@@ -151,8 +150,7 @@ class Keeper:
             await asyncio.wait(tasks)
         for number in list(self._boxes):
             await self._destroy(number)
-        if self._host.controllers is not None:
-            self._host.controllers.close()
+        close_host(self._host)
 
 
 async def _run(box: Box, request: Exec) -> ExecResult:
@@ -174,38 +172,27 @@ async def _run(box: Box, request: Exec) -> ExecResult:
 
 def main(arguments: list[str]) -> None:
     """Entry of the keeper process: `keeper SOCKET_FD MAX_BOXES CONTROL_GROUPS`."""
-    connection = socket.socket(fileno=_move_away(int(arguments[0])))
-    _reserve_started_fd()
+    os.umask(0o022)
+    os.chdir("/")
+    connection = socket.socket(fileno=above_shell(int(arguments[0])))
+    asyncio.run(_main(connection, int(arguments[1]), use_control_groups=arguments[2] == "1"))
+
+
+async def _main(connection: socket.socket, max_boxes: int, *, use_control_groups: bool) -> None:
     try:
-        host, capabilities, privileged = inspect_host(use_control_groups=arguments[2] == "1")
+        host, capabilities, privileged = await inspect_host(use_control_groups=use_control_groups)
     except (UserError, OSError) as error:
         what = error.what if isinstance(error, UserError) else one_line(error)
         fix = error.fix if isinstance(error, UserError) else "see the message"
         _send(connection, Hello(capabilities=None, problem=what, fix=fix))
         return
-    keeper = Keeper(host, privileged=privileged, max_boxes=int(arguments[1]))
     _send(connection, Hello(capabilities=capabilities))
-    asyncio.run(keeper.serve(connection))
+    await Keeper(host, privileged=privileged, max_boxes=max_boxes).serve(connection)
 
 
 def _send(connection: socket.socket, hello: Hello) -> None:
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(encode(hello))
-
-
-def _move_away(descriptor: int) -> int:
-    """Off the low numbers, which the launcher uses, and closed in children."""
-    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 16)
-    os.close(descriptor)
-    return moved
-
-
-def _reserve_started_fd() -> None:
-    """Keep the number occupied, so that nothing which a child needs can get it."""
-    placeholder = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    if placeholder != STARTED_FD:
-        os.dup2(placeholder, STARTED_FD, inheritable=False)
-        os.close(placeholder)
 
 
 if __name__ == "__main__":

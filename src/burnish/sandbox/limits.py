@@ -1,7 +1,6 @@
-"""The kernel's resource limits (`setrlimit`) for one command, within those of the host."""
+"""The kernel's limits (`setrlimit`) for one command, as the launcher's shell sets them."""
 
 import math
-import resource
 
 from burnish.core.boxes import Limits
 
@@ -16,7 +15,9 @@ _FLOORS = {
 """Below these even the launcher could not run, which would look like a broken box."""
 
 NUM_FILES = 256
-_LOCKED_BYTES = 64 * 2**10
+_LOCKED_KIB = 64
+# POSIX counts file sizes in these.
+_BLOCK_BYTES = 512
 # A backstop for what happens between two samples (see `proctree`). It must be wide: a program that
 # runs into it sees a failed allocation and exits as it likes, where a sample gives a typed `oom`.
 _ADDRESS_SPACE_SLACK_BYTES = 4 * 2**30
@@ -34,27 +35,34 @@ def check_limits(limits: Limits) -> None:
             raise ValueError(f"limits.{name} is {value}: it must be at least {floor}")
 
 
-def rlimits(limits: Limits, *, memory_is_sampled: bool) -> list[tuple[int, int, int]]:
-    """(resource, soft, hard) for bubblewrap and all that it starts."""
+def ulimits(limits: Limits, *, num_processes: int | None, memory_is_sampled: bool) -> list[str]:
+    """Shell commands that set the kernel's limits; each fails if its limit cannot be set.
+
+    Args:
+        limits: what was asked.
+        num_processes: bound on processes of the box's user, where no control group has one.
+        memory_is_sampled: no control group bounds the memory.
+    """
     cpu_s = max(1, math.ceil(limits.cpu_s))
-    wanted = [
-        (resource.RLIMIT_CORE, 0, 0),
-        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),
-        (resource.RLIMIT_FSIZE, limits.disk_bytes, limits.disk_bytes),
-        (resource.RLIMIT_NOFILE, NUM_FILES, NUM_FILES),
-        (resource.RLIMIT_MEMLOCK, _LOCKED_BYTES, _LOCKED_BYTES),
-        (resource.RLIMIT_RTPRIO, 0, 0),
-        (resource.RLIMIT_NICE, 0, 0),
-    ]
+    wanted = {
+        "c": 0,
+        "f": max(1, limits.disk_bytes // _BLOCK_BYTES),
+        "n": NUM_FILES,
+        "l": _LOCKED_KIB,
+    }
     if memory_is_sampled:
-        backstop = limits.memory_bytes + _ADDRESS_SPACE_SLACK_BYTES
-        wanted.append((resource.RLIMIT_AS, backstop, backstop))
-    return [_within_hard(*entry) for entry in wanted]
-
-
-def _within_hard(which: int, soft: int, hard: int) -> tuple[int, int, int]:
-    """Without privilege a hard limit can only fall."""
-    _, ceiling = resource.getrlimit(which)
-    if ceiling == resource.RLIM_INFINITY:
-        return which, soft, hard
-    return which, min(soft, ceiling), min(hard, ceiling)
+        wanted["v"] = (limits.memory_bytes + _ADDRESS_SPACE_SLACK_BYTES) // 2**10
+    # Where the host's own hard limit is lower, setting ours fails, and then the lower one holds.
+    commands = [
+        f"{{ ulimit -{flag} {value} 2>/dev/null || ulimit -S -{flag} $(ulimit -H -{flag}); }}"
+        for flag, value in wanted.items()
+    ]
+    # The soft limit sends SIGXCPU, which says why; the hard one kills who ignores it.
+    commands.append(
+        f"{{ ulimit -S -t {cpu_s} && ulimit -H -t {cpu_s + 1} || ulimit -S -t $(ulimit -H -t); }}"
+    )
+    if num_processes is not None:
+        # dash spells it -p; in bash that is the pipe size, which cannot be set, and -u it is.
+        n = num_processes
+        commands.append(f"{{ ulimit -p {n} 2>/dev/null || ulimit -u {n}; }}")
+    return commands

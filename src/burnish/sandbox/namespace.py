@@ -15,7 +15,7 @@ from burnish.core.errors import UserError
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x20, 0x4000, 1 << 18
 _MNT_DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 # Unused on any host we know of: above the subordinate ids that useradd hands out. Each box that is
 # alive has its own, so that no box can signal, trace or exhaust the processes of another.
@@ -128,11 +128,6 @@ def resize_tmpfs(path: str, size_bytes: int) -> None:
 def unmount(path: str) -> None:
     """Detach at once; freed when the last user is gone."""
     _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
-
-
-def die_with_parent() -> None:
-    """Ask for SIGKILL when the thread that started us dies."""
-    _check(_libc.prctl(_PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl")
 
 
 def _size(size_bytes: int) -> str:
