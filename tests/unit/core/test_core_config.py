@@ -126,6 +126,14 @@ def test_set_reads_toml_or_else_a_string(override: str, key: str, value: object)
     assert getattr(load_config(Run, [], [override]).value.train, key) == value
 
 
+def test_a_table_that_is_set_takes_over_the_origin_of_its_keys(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "[train]\nsteps = 5\nlr = 0.1\n", "train={steps = 6}")
+    assert loaded.origins["train.steps"] == "--set"
+    assert loaded.origins["train.lr"] == f"{tmp_path}/q.toml:3"
+    message = refusal(tmp_path, "[train]\nsteps = 5\n", "train={steps = 'x'}")
+    assert message.startswith('--set: train.steps got "x"')
+
+
 @pytest.mark.parametrize("text", ["123", "true", "1e5", "", "x\ny = 2", "[1]", "2024-01-01"])
 def test_set_of_a_string_keeps_what_was_typed(text: str) -> None:
     assert load_config(Run, [], [f"name={text}"]).value.name == text

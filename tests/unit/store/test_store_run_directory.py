@@ -342,6 +342,8 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_after_space_is_made(small_d
     assert [e.kind for e in RunReader(run.path).events()] == events
     run.ledger.verify()
     ballast.unlink()
+    run.events.emit(EventKind.RUN_RESUMED, 0)
+    assert [e.kind for e in RunReader(run.path).events()] == [*events, EventKind.RUN_RESUMED]
     run.rollouts.append(group(1))
     run.close()
     with RunDirectory.open(small_disk / "a") as again:
