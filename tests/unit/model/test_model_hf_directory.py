@@ -1,5 +1,6 @@
 """Hugging Face directories: whole or not at all, and every damage named."""
 
+import contextlib
 import json
 import os
 import resource
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from burnish.core.errors import UserError
@@ -101,6 +104,25 @@ def test_a_hostile_config_takes_no_memory(model: Path) -> None:
         (model / "config.json").write_text(before)
 
 
+@settings(
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_any_wrong_value_in_a_small_file_is_at_worst_a_clear_error(
+    data: st.DataObject, model: Path
+) -> None:
+    path = model / data.draw(st.sampled_from(["config.json", "tokenizer_config.json"]))
+    before = path.read_text()
+    key = data.draw(st.sampled_from(sorted(json.loads(before))))
+    wrong = st.sampled_from([None, True, -1, 0, 3, 2.5, 10**12, 1e308, "x", "", [], {}, [1]])
+    edit(path, **{key: data.draw(wrong)})
+    try:
+        with contextlib.suppress(UserError):
+            load_model(str(model))
+    finally:
+        path.write_text(before)
+
+
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
 def test_a_missing_file_is_named(name: str, model: Path) -> None:
     (model / name).unlink()
@@ -109,11 +131,11 @@ def test_a_missing_file_is_named(name: str, model: Path) -> None:
 
 
 def test_a_template_may_lie_in_its_own_file_and_may_be_missing(model: Path) -> None:
-    settings = model / "tokenizer_config.json"
-    template = json.loads(settings.read_text())["chat_template"]
-    edit(settings, chat_template=[{"name": "default", "template": template}])
+    config = model / "tokenizer_config.json"
+    template = json.loads(config.read_text())["chat_template"]
+    edit(config, chat_template=[{"name": "default", "template": template}])
     assert load_model(str(model)).renderer.template.text == template
-    edit(settings, chat_template=None)
+    edit(config, chat_template=None)
     with pytest.raises(UserError, match=r"no chat template.*chat_template\.jinja"):
         load_model(str(model))
     (model / "chat_template.jinja").write_text(template)
@@ -121,10 +143,10 @@ def test_a_template_may_lie_in_its_own_file_and_may_be_missing(model: Path) -> N
 
 
 def test_special_tokens_may_be_objects_but_must_exist(model: Path) -> None:
-    settings = model / "tokenizer_config.json"
-    edit(settings, eos_token={"content": "<|im_end|>", "lstrip": False})
+    config = model / "tokenizer_config.json"
+    edit(config, eos_token={"content": "<|im_end|>", "lstrip": False})
     assert load_model(str(model)).tokenizer.token_id("eos_token") == 2
-    edit(settings, eos_token="<|nowhere|>")
+    edit(config, eos_token="<|nowhere|>")
     with pytest.raises(UserError, match="nowhere"):
         load_model(str(model))
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from burnish.core.errors import UserError
+from burnish.core.records import Message
 from burnish.model.chat import ChatRenderer
 from burnish.model.gguf_file import GgufFile
 from burnish.model.gguf_tokenizer import _PRE_TOKENIZERS, read_tokenizer
@@ -57,6 +58,14 @@ def test_smollm_equals_transformers(text: str, smollm: ChatRenderer, exported: A
 @given(text=st.text())
 def test_any_text_equals_transformers(text: str, smollm: ChatRenderer, exported: Any) -> None:
     assert smollm.tokenizer.encode(text) == exported(text)["input_ids"]
+
+
+def test_chats_equal_transformers(smollm: ChatRenderer, exported: Any) -> None:
+    turns = ("user", "Hi, 12?"), ("assistant", "Yes: 34.\n"), ("tool", "{}"), ("user", "\u4f60 ")
+    for start in ((), (("system", "Be brief."),)):
+        chat = [{"role": role, "content": content} for role, content in (*start, *turns)]
+        theirs = exported.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert list(smollm.prompt([Message(**turn) for turn in chat])) == theirs
 
 
 @settings(max_examples=200, deadline=None)
