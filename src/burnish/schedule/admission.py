@@ -123,6 +123,7 @@ class Admission:
         self._trained = 0
         self._dropped: dict[DropReason, int] = {}
         self._entries: dict[str, GroupEntry] = {}
+        self._num_running = 0
 
     @property
     def config(self) -> AdmissionConfig:
@@ -150,7 +151,7 @@ class Admission:
 
     def counts(self) -> AdmissionCounts:
         """Totals."""
-        running = sum(e.state is GroupState.RUNNING for e in self._entries.values())
+        running = self._num_running
         return AdmissionCounts(
             dispatched=self._dispatched,
             trained=self._trained,
@@ -178,7 +179,7 @@ class Admission:
             )
             room = min(room, self._budget_this_version() - self._dispatched_this_version)
         if c.max_running is not None:
-            room = min(room, c.max_running - self.counts().running)
+            room = min(room, c.max_running - self._num_running)
         return max(room, 0)
 
     def may_dispatch(self) -> bool:
@@ -200,7 +201,7 @@ class Admission:
         """
         if self._config.mode is AdmissionMode.BOUNDED_LAG:
             return True
-        return self.counts().running == 0 and not self.may_dispatch()
+        return self._num_running == 0 and not self.may_dispatch()
 
     def admissible(self, oldest_version: int) -> bool:
         """Whether tokens of that version may be trained on now."""
@@ -218,6 +219,7 @@ class Admission:
             state=GroupState.RUNNING,
         )
         self._entries[group_id] = entry
+        self._num_running += 1
         self._dispatched += 1
         self._dispatched_this_version += 1
         return entry
@@ -232,6 +234,7 @@ class Admission:
         """
         entry = self._entries[group_id]
         assert entry.state is GroupState.RUNNING, f"{group_id} completed twice"
+        self._num_running -= 1
         self._entries[group_id] = GroupEntry(
             group_id=group_id,
             order=entry.order,
@@ -242,7 +245,8 @@ class Admission:
 
     def dropped(self, group_id: str, reason: DropReason) -> None:
         """A group in flight will not be trained."""
-        del self._entries[group_id]
+        entry = self._entries.pop(group_id)
+        self._num_running -= entry.state is GroupState.RUNNING
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
     def trained(self, group_ids: Sequence[str]) -> None:
@@ -305,6 +309,7 @@ class Admission:
                 oldest_version=oldest,
                 state=GroupState(group_state),
             )
+        ledger._num_running = sum(e.state is GroupState.RUNNING for e in ledger._entries.values())
         return ledger
 
     def _budget_this_version(self) -> int:

@@ -74,17 +74,26 @@ def _bounded(ledger: Admission, live: Sequence[GroupEntry], stale: tuple[str, ..
     short = not running and ledger.exhausted()
     if len(chosen) < size and not short:
         return BatchPlan(status=BatchStatus.FILLING, stale=stale, waits_for=running)
-    taken = frozenset(_ids(chosen))
-    left = [e for e in live if e.group_id not in taken]
-    for batches in range(ledger.config.max_lag + 1):
-        due = [
-            e
-            for e in left
-            if e.dispatched_version + ledger.config.max_lag <= ledger.version + batches
-        ]
-        if len(due) > batches * size and _running(due):
-            return BatchPlan(status=BatchStatus.HELD, stale=stale, waits_for=_running(due))
+    late = _cannot_all_be_in_time(ledger, live, frozenset(_ids(chosen)))
+    if late:
+        return BatchPlan(status=BatchStatus.HELD, stale=stale, waits_for=late)
     return BatchPlan(status=BatchStatus.READY, group_ids=_ids(chosen), stale=stale)
+
+
+def _cannot_all_be_in_time(
+    ledger: Admission, live: Sequence[GroupEntry], taken: frozenset[str]
+) -> tuple[str, ...]:
+    """Running groups due too soon for the batches that remain once `taken` is trained."""
+    last, size = ledger.version - ledger.config.max_lag, ledger.config.groups_per_batch
+    due: list[GroupEntry] = []
+    left = [e for e in live if e.group_id not in taken]
+    # In dispatch order versions never fall, so those due within j batches are a prefix of `left`.
+    for batches in range(ledger.config.max_lag + 1):
+        while len(due) < len(left) and left[len(due)].dispatched_version <= last + batches:
+            due.append(left[len(due)])
+        if len(due) > batches * size and (running := _running(due)):
+            return running
+    return ()
 
 
 def _running(entries: Sequence[GroupEntry]) -> tuple[str, ...]:
