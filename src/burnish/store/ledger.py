@@ -225,7 +225,8 @@ class Ledger:
     def _prepare(self, must_exist: bool) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if found == LEDGER_FORMAT_VERSION:
-            # 15 ms for 10,000 groups; the quick check does not compare indexes with tables.
+            # Not quick_check, which does not compare indexes with tables: opening 10,000 groups
+            # takes 19 ms of CPU in all.
             problem = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":
                 raise _damaged(self._path, " ".join(problem.split()))

@@ -21,8 +21,8 @@ from burnish.store.segments import (
     to_parquet,
 )
 
-# A segment of 32 groups of 8 short rollouts is about a megabyte: small enough to rewrite, large
-# enough that a day's run has some hundred files.
+# A segment of 32 groups of 8 rollouts of 300 tokens has 1.0 MB: small enough to read for one group
+# and to rewrite, large enough that 10,000 groups are some 300 files.
 GROUPS_PER_SEGMENT = 32
 # Advantages are one entry per training step.
 _STEPS_PER_SEGMENT = 64
