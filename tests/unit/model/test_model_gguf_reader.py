@@ -160,7 +160,7 @@ def test_other_versions_are_refused(llama: Path) -> None:
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_flipped_bits_never_do_worse_than_a_clear_error(data: st.DataObject, llama: Path) -> None:

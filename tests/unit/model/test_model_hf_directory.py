@@ -105,7 +105,7 @@ def test_a_hostile_config_takes_no_memory(model: Path) -> None:
 
 
 @settings(
-    max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_any_wrong_value_in_a_small_file_is_at_worst_a_clear_error(
