@@ -9,13 +9,13 @@ weights bit for bit.
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from burnish.core.clock import Clock, SystemClock
 from burnish.core.errors import UserError
 from burnish.core.records import TrainSequence
 from burnish.core.vocabulary import FailureKind
@@ -51,15 +51,24 @@ class TrainerState(NamedTuple):
 class Trainer:
     """Owns the master weights of a decoder and improves them."""
 
-    def __init__(self, config: TrainConfig, decoder: Decoder, *, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        decoder: Decoder,
+        *,
+        temperature: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
         """Take over `decoder`: it becomes the copy in the compute dtype.
 
         Args:
             config: optimisation.
             decoder: weights to start from, best in fp32.
             temperature: of sampling; log-probs are compared under it.
+            clock: for the reported durations.
         """
         self.config, self.decoder = config, decoder
+        self._clock = clock or SystemClock()
         self._masters = MasterWeights(decoder, config)
         self._forward = PackedForward(decoder, temperature, config.checkpoint_activations)
 
@@ -83,7 +92,7 @@ class Trainer:
                 if an input is not. Nothing has changed.
         """
         self._check_reference(kl_reference)
-        start_s = time.perf_counter()
+        start_s = self._clock.now_s()
         check_inputs(sequences)
         packs = pack(sequences, self.config.micro_batch_tokens)
         total = sum(sum(s.loss_mask) for s in sequences)
@@ -95,10 +104,10 @@ class Trainer:
                 reference_N = self._forward._replace(decoder=kl_reference).logprobs(layout)
             self._accumulate(layout, self._policy_loss(layout, reference_N, total, tally))
             self._refuse_unless_finite(tally)
-        optimizer_start_s = time.perf_counter()
+        optimizer_start_s = self._clock.now_s()
         lr = learning_rate(self.config, self.num_steps + 1, self.config.lr)
         norm = self._masters.step(lr)
-        end_s = time.perf_counter()
+        end_s = self._clock.now_s()
         kl = tally.kl / total if kl_reference is not None else None
         return StepMetrics(
             step=self.num_steps,
@@ -133,7 +142,7 @@ class Trainer:
         Raises:
             ClassifiedFailure: as `step`.
         """
-        start_s = time.perf_counter()
+        start_s = self._clock.now_s()
         sequences = [_supervised(e, i) for i, e in enumerate(examples)]
         check_inputs(sequences)
         packs = pack(sequences, self.config.micro_batch_tokens)
@@ -154,7 +163,7 @@ class Trainer:
             num_sequences=len(sequences),
             num_target_tokens=total,
             num_tokens=sum(len(s.token_ids) for s in sequences),
-            seconds=time.perf_counter() - start_s,
+            seconds=self._clock.now_s() - start_s,
         )
 
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[list[float]]:
