@@ -7,11 +7,15 @@ import re
 import msgspec
 import pytest
 
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.protocols import EpisodeContext
 from burnish.core.records import Message, Task, Verdict
 from burnish.core.vocabulary import CreditSource, Outcome, Split
 from burnish.envs import registry
+from burnish.quality.audit import audit
 from burnish.quality.hostile import HOSTILE_MESSAGES
+from burnish.quality.report import ProbeVerdict
+from burnish.sandbox.pool import BubblewrapPool
 
 DOMAINS = registry.names()
 
@@ -32,6 +36,16 @@ def play(environment, task, messages, pool) -> Verdict:
 
 def say(text: str) -> tuple[Message, ...]:
     return (Message(role="assistant", content=text),)
+
+
+@pytest.fixture(scope="module")
+def real_pool():
+    try:
+        pool = BubblewrapPool()
+    except (UserError, ClassifiedFailure) as error:
+        pytest.skip(f"no bubblewrap sandbox here: {error}")
+    yield pool
+    asyncio.run(pool.close())
 
 
 @pytest.fixture(params=DOMAINS)
@@ -156,3 +170,18 @@ def test_payload_is_not_in_the_opening_messages_as_json(environment):
         task = environment.task(Split.TRAIN, index)
         text = "\n".join(message.content for message in task.prompt)
         assert environment.reference(task)[-1].content not in text.splitlines()
+
+
+@pytest.mark.slow
+def test_every_shipped_domain_passes_its_audit_in_the_real_sandbox(environment, real_pool):
+    report = asyncio.run(audit(environment, real_pool))
+    assert report.verdict is ProbeVerdict.PASS, report.reason
+
+
+@pytest.mark.parametrize("name", ["code", "calculator"])
+def test_references_reach_the_full_score_in_the_real_sandbox(name, real_pool):
+    environment = registry.get(name)
+    for index in range(3):
+        task = environment.task(Split.HELD_OUT, index)
+        verdict = play(environment, task, environment.reference(task), real_pool)
+        assert verdict.score == 1.0, verdict

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from burnish.core.errors import UserError
 from burnish.core.protocols import Episode, EpisodeContext
 from burnish.core.records import Message, Task, ToolSpec, Verdict
 from burnish.core.vocabulary import Split
@@ -135,6 +136,10 @@ def digest(kind: type, modules: Sequence[str], identity: dict[str, Any]) -> str:
     state = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
     for name in sorted(names):
         file = getattr(sys.modules.get(name), "__file__", None)
-        assert file is not None, f"module {name} must be imported from a file"
+        if file is None:
+            raise UserError(
+                f"{kind.__qualname__} lives in {name!r}, which is no file, so it has no digest.",
+                fix="put the environment into a module of its own.",
+            )
         state.update(name.encode() + b"\0" + hashlib.sha256(Path(file).read_bytes()).digest())
     return f"sha256:{state.hexdigest()}"

@@ -37,7 +37,7 @@ class Calculator(GeneratedEnvironment):
         "Work out an arithmetic expression by calling a calculator, then report the result."
     )
     tools = (_TOOL,)
-    max_tokens = 96
+    max_tokens = 80
     max_turns = 3
     sources = (*GeneratedEnvironment.sources, "burnish.envs.box_calculator")
 

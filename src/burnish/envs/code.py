@@ -33,7 +33,7 @@ class Code(GeneratedEnvironment):
 
     name = "code"
     description = "Write or repair a small Python function; hidden tests run in a sandbox."
-    max_tokens = 64
+    max_tokens = 48
     sources = (
         *GeneratedEnvironment.sources,
         "burnish.envs.code_families",

@@ -72,7 +72,7 @@ class Extraction(GeneratedEnvironment):
     description = (
         "Copy named fields out of a short note into a JSON object with exactly these keys."
     )
-    max_tokens = 48
+    max_tokens = 40
     sources = (*GeneratedEnvironment.sources, "burnish.envs.words")
 
     def draw(self, position: int) -> Item:

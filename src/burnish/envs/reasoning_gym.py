@@ -55,12 +55,13 @@ class ReasoningGymConfig(EnvironmentConfig):
     """Domain name."""
     description: str
     """One sentence for people."""
+    max_tokens: int = 32
+    """Budget of an answer."""
 
 
 class ReasoningGym(GeneratedEnvironment):
     """One generator as a domain."""
 
-    max_tokens = 32
     sources = (*GeneratedEnvironment.sources, "burnish.envs.answers")
 
     def __init__(self, config: ReasoningGymConfig) -> None:
@@ -70,7 +71,7 @@ class ReasoningGym(GeneratedEnvironment):
             UserError: for generators that are refused or unknown, and bad parameters.
         """
         self.name, self.description, self._form = config.name, config.description, config.form
-        self._prompt = config.prompt
+        self._prompt, self.max_tokens = config.prompt, config.max_tokens
         self._stream = _stream(config.generator, config.parameters)
         super().__init__(config)
 

@@ -27,7 +27,9 @@ class Entry(NamedTuple):
     """Keys of the class's configuration; None for classes without one."""
 
 
-def _generator(name: str, description: str, form: str, prompt: str, **parameters: Any) -> Entry:
+def _generator(
+    name: str, description: str, form: str, max_tokens: int, prompt: str, **parameters: Any
+) -> Entry:
     """A reasoning-gym generator as an entry."""
     return Entry(
         "burnish.envs.reasoning_gym:ReasoningGym",
@@ -37,6 +39,7 @@ def _generator(name: str, description: str, form: str, prompt: str, **parameters
             "generator": name,
             "parameters": parameters,
             "form": form,
+            "max_tokens": max_tokens,
             "prompt": prompt,
         },
     )
@@ -47,6 +50,7 @@ SHIPPED: Mapping[str, Entry] = {
         "chain_sum",
         "Add and subtract three small numbers.",
         "number",
+        12,
         "What is {expression}? Answer with the number only.",
         min_terms=2,
         max_terms=3,
@@ -57,6 +61,7 @@ SHIPPED: Mapping[str, Entry] = {
         "number_sorting",
         "Sort a few numbers, up or down.",
         "list",
+        24,
         "Sort these numbers in {direction} order: {original_numbers}. "
         "Answer with the sorted numbers only, separated by commas.",
         min_numbers=3,
@@ -70,6 +75,7 @@ SHIPPED: Mapping[str, Entry] = {
         "word_sequence_reversal",
         "Write a list of words in reverse order.",
         "list",
+        28,
         "Reverse the order of these words: {words}. "
         "Answer with the words only, separated by commas.",
         min_words=3,
@@ -79,6 +85,7 @@ SHIPPED: Mapping[str, Entry] = {
         "needle_haystack",
         "Find who holds an opinion among a few statements.",
         "word",
+        16,
         "{question}",
         min_num_statements=4,
         max_num_statements=6,

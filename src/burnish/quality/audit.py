@@ -108,6 +108,6 @@ def rebuild_target(environment: Environment) -> str | None:
             twin = registry.get(target)
         except UserError:
             continue
-        if type(twin) is kind:
+        if type(twin) is kind and twin.digest == environment.digest:
             return target
     return None

@@ -5,6 +5,7 @@ import pytest
 
 from burnish.core.errors import UserError
 from burnish.envs import registry
+from burnish.envs.formatting import Formatting
 from burnish.envs.reasoning_gym import REFUSED, ReasoningGym, ReasoningGymConfig
 
 
@@ -95,3 +96,12 @@ def test_digest_follows_the_code(tmp_path, monkeypatch):
         (tmp_path / f"{module}.py").write_text(text + extra)
         digests.append(registry.get(f"{module}:Mine").digest)
     assert digests[0] != digests[1]
+
+
+def test_a_class_without_a_file_has_no_digest(monkeypatch):
+    class Typed(Formatting):
+        name = "typed"
+
+    Typed.__module__ = "__typed_into_a_console__"
+    with pytest.raises(UserError, match="module of its own"):
+        Typed()

@@ -133,9 +133,8 @@ def test_what_cannot_be_rebuilt_elsewhere_is_unmeasured_not_passed():
     class Local(kind):
         name = "local"
 
-    environment = Local.__new__(Local)
-    kind_digest = registry.get("planted_environments:Sound").digest
-    environment.digest = kind_digest
+    Local.__module__ = kind.__module__
+    environment = Local()
     report = asyncio.run(audit(environment, None, QUICK))
     assert report.verdict is ProbeVerdict.UNMEASURED
     assert "top of a module" in report.reason
