@@ -55,7 +55,7 @@ def gather(reader: RunReader) -> ReportData:
     return ReportData(
         title=reader.path.absolute().name,
         model=str(config.get("model", {}).get("source", "unknown model")),
-        status="complete" if result else _status(events),
+        status="complete" if result else _status(events, _num_steps(series)),
         wall_s=result.get("wall_s"),
         peak_rss_bytes=result.get("peak_rss_bytes"),
         num_steps=_num_steps(series),
@@ -105,10 +105,10 @@ def config_origins(text: str) -> Iterator[Origin]:
             yield Origin(key=section + key, value=value, origin=origin)
 
 
-def _status(events: list[Event]) -> str:
+def _status(events: list[Event], num_steps: int) -> str:
     for event in reversed(events):
         if event.kind in _ENDINGS:
-            return _ENDINGS[event.kind].format(step=event.step)
+            return _ENDINGS[event.kind].format(step=num_steps)
         if event.kind in (EventKind.RUN_STARTED, EventKind.RUN_RESUMED):
             break
     return "This run was still going, or was killed, when this page was written."
@@ -253,7 +253,8 @@ def _facts(reader: RunReader) -> Iterator[tuple[str, str]]:
 
 
 def _num_steps(series: Series) -> int:
-    points = series.get(catalogue.LOSS.name, {}).get("", [])
+    # Every step takes time; a step whose groups all scored the same has no loss.
+    points = series.get(catalogue.STEP_SECONDS.name, {}).get("", [])
     return max((step for step, _ in points), default=0)
 
 

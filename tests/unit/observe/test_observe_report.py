@@ -110,7 +110,7 @@ def run(tmp_path: Path) -> Path:
             directory.ledger.complete(f"sums/{index}", 1)
         directory.rollouts.append_advantages(1, {"sums/0/0": (0.0, 0.0, 0.5, -0.5)})
         for step in (1, 2):
-            rows = {"loss": 0.1, "engine_busy_ratio": 0.9, "trainer_busy_ratio": 0.4}
+            rows = {"step_s": 1.0, "engine_busy_ratio": 0.9, "trainer_busy_ratio": 0.4}
             found = [Sample(name=n, label="", value=v) for n, v in rows.items()]
             for name, value in (("reward_mean", 0.5), ("pass_rate", 0.25), ("domain_share", 1.0)):
                 found.append(Sample(name=name, label="sums", value=value))
@@ -178,7 +178,7 @@ def test_a_finished_run_shows_its_result(run: Path) -> None:
 
 def test_an_interrupted_run_says_that_it_can_be_resumed(run: Path) -> None:
     with RunDirectory.open(run, ManualClock()) as directory:
-        directory.events.emit(EventKind.RUN_INTERRUPTED, 2)
+        directory.events.emit(EventKind.RUN_INTERRUPTED, 0)
     assert gather(RunReader(run)).status == "Stopped after step 2. It can be resumed."
 
 
