@@ -84,7 +84,9 @@ class Renderer(Protocol):
         """Tokens that end an assistant turn."""
         ...
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[int, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[int, ...]:
         """Tokens of the opening, up to and including the assistant's header."""
         ...
 
@@ -93,7 +95,7 @@ class Renderer(Protocol):
         ...
 
     def parse(self, token_ids: Sequence[int]) -> Message:
-        """The assistant message that sampled tokens stand for. Never raises for what was sampled."""
+        """The assistant message that tokens stand for. Never raises for what was sampled."""
         ...
 
     def assistant(self, message: Message) -> tuple[int, ...]:

@@ -4,6 +4,6 @@ import hashlib
 
 
 def derive_seed(root: int, *parts: str | int) -> int:
-    """A 63-bit seed for the thing named by `parts` under `root`. Stable over versions and machines."""
+    """A 63-bit seed for the thing named by `parts` under `root`, the same everywhere."""
     text = "\x1f".join((str(root), *map(str, parts)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

@@ -1,4 +1,7 @@
-"""What a run is: one TOML file read into these models. Each component's own config sits beside it."""
+"""What a run is: one TOML file read into these models.
+
+Each component's own config sits beside the component.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +124,7 @@ class RunConfig(Config):
     """The run as a whole."""
     model: ModelSection = ModelSection()
     """The policy to start from."""
-    domains: dict[str, DomainSection] = {}
+    domains: dict[str, DomainSection] = Field(default_factory=dict)
     """The mix: at least one."""
     warmup: WarmupSection = WarmupSection()
     """Supervised warm-up."""

@@ -17,6 +17,7 @@ from burnish.observe.report import write_report
 from burnish.rollout.collect.collector import Sampling
 from burnish.run.config import RunConfig
 from burnish.run.facts import versions
+from burnish.run.health import Health
 from burnish.run.interrupts import Interrupts
 from burnish.run.loop import Loop, LoopConfig, LoopParts
 from burnish.run.phases import (
@@ -32,6 +33,7 @@ from burnish.run.result import run_result
 from burnish.run.session import Session, open_session
 from burnish.run.step_report import StepReporter, peak_rss_bytes
 from burnish.schedule.admission import Admission, AdmissionConfig, AdmissionMode
+from burnish.schedule.breakers import BreakerConfig, Breakers
 from burnish.schedule.domains import DomainScheduler
 from burnish.store.run_directory import EvalName, RunDirectory
 from burnish.telemetry.events import EventKind
@@ -157,11 +159,10 @@ def _loop(
         scheduler = DomainScheduler.from_state(payload["scheduler"], config.schedule)
         admission = Admission.from_state(payload["admission"], admission_config)
         scale = RunningScale.from_state(payload["scale"])
-        faults = payload["faults"]
     else:
         scheduler = DomainScheduler(tuple(environments), config.schedule)
         admission = Admission(admission_config, version, config.run.steps)
-        scale, faults = RunningScale(), {}
+        scale = RunningScale()
     reporter = StepReporter(
         session.directory,
         session.observer,
@@ -177,7 +178,6 @@ def _loop(
             seed=config.run.seed,
             deterministic=config.run.deterministic,
             checkpoint_every_steps=config.run.checkpoint_every_steps,
-            failures_to_quarantine=config.rollout.failures_to_quarantine,
             first_index=config.warmup.examples_per_domain,
         ),
         LoopParts(
@@ -185,6 +185,13 @@ def _loop(
             scheduler=scheduler,
             admission=admission,
             scale=scale,
+            health=Health(
+                failures_to_quarantine=config.rollout.failures_to_quarantine,
+                breakers=None
+                if config.run.deterministic
+                else Breakers(BreakerConfig(), session.clock),
+                state=payload.get("health"),
+            ),
             collector=session.collector,
             trainer=session.trainer,
             publisher=session.publisher,
@@ -192,7 +199,6 @@ def _loop(
             reporter=reporter,
         ),
         finished_steps=step,
-        faults=faults,
     )
     return loop, reporter
 

@@ -1,32 +1,33 @@
 """The loop of reinforcement learning: one file, top to bottom.
 
     scheduler --pick--> dispatch --> collector (engine, sandbox, verifier) --Group--> complete
-        ^                  ^                                                            |
-        |            admission (bounded lag)                                            v
-        '----observe------------------------------------------------------ store, ledger, shelf
-                                                                                        |
-    published weights <-- canary <-- publish <-- trainer <-- credit <-- batch (dispatch order)
+        ^                  ^                                                             |
+        |            admission (bounded lag)                                             v
+        '----observe----------------------------------------------- store, ledger, shelf
+                                                                                |
+    served weights <-- canary <-- publish <-- trainer <-- credit <-- batch (dispatch order)
 
-| task      | consumes          | produces           | waits for                | unblocked by      |
-|-----------|-------------------|--------------------|--------------------------|-------------------|
-| dispatch  | admission's room  | running groups     | nothing                  | complete, publish |
-| collect   | a pick            | a stored group     | engine, sandbox          | their answers     |
-| complete  | a stored group    | a group on the shelf | earlier dispatches (*) | collect           |
-| train     | a planned batch   | new master weights | a ready batch            | complete          |
-| publish   | master weights    | a served version   | the canary; all runs (*) | engine, complete  |
+| task     | consumes         | produces             | waits for               | unblocked by     |
+|----------|------------------|----------------------|-------------------------|------------------|
+| dispatch | admission's room | running groups       | nothing                 | complete, step   |
+| collect  | a pick           | a stored group       | engine, sandbox         | their answers    |
+| complete | a stored group   | a group on the shelf | earlier dispatches (*)  | collect          |
+| train    | a planned batch  | new master weights   | a ready batch           | complete         |
+| publish  | master weights   | a served version     | the canary, all runs (*) | engine, complete |
 
-(*) in deterministic mode only: there every decision happens in dispatch order and at fixed points of
-the training sequence, so the wall clock decides nothing. The mode is a policy of admission
+(*) in deterministic mode only: there every decision happens in dispatch order and at fixed points
+of the training sequence, so the wall clock decides nothing. The mode is a policy of admission
 (`fixed_lag`), not another loop.
 
-Step numbers: everything between the publication of step s - 1 and that of step s belongs to step s.
-What a checkpoint after step s does not hold is undone by a resume, and done again.
+Step numbers: everything between the publication of step s - 1 and that of step s belongs to step
+s. What a checkpoint after step s does not hold is undone by a resume, and done again.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from burnish.core.errors import ClassifiedFailure
@@ -35,6 +36,7 @@ from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
 from burnish.rollout.collect.collector import Collector, Sampling
 from burnish.run.batch import drop_reason, make_batch
+from burnish.run.health import Health
 from burnish.run.publish import Publisher
 from burnish.run.step_report import StepReporter
 from burnish.run.training import PolicyTrainer
@@ -44,6 +46,8 @@ from burnish.schedule.domains import DomainScheduler
 from burnish.store.run_directory import RunDirectory
 from burnish.telemetry.events import EventKind
 from burnish.train.advantages import RunningScale
+
+_BREAKER_LOOK_S = 1.0
 
 
 class LoopConfig(NamedTuple):
@@ -61,8 +65,6 @@ class LoopConfig(NamedTuple):
     """Decide in dispatch order only."""
     checkpoint_every_steps: int
     """How often the run can be gone on with."""
-    failures_to_quarantine: int
-    """Failures of one environment's own code after which it is shut out."""
     first_index: int
     """Training items below this were used by the warm-up."""
 
@@ -74,6 +76,7 @@ class LoopParts(NamedTuple):
     scheduler: DomainScheduler
     admission: Admission
     scale: RunningScale
+    health: Health
     collector: Collector
     trainer: PolicyTrainer
     publisher: Publisher
@@ -84,14 +87,7 @@ class LoopParts(NamedTuple):
 class Loop:
     """Runs steps until the last one, or until asked to stop. One event loop, no locks."""
 
-    def __init__(
-        self,
-        config: LoopConfig,
-        parts: LoopParts,
-        *,
-        finished_steps: int = 0,
-        faults: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, config: LoopConfig, parts: LoopParts, *, finished_steps: int = 0) -> None:
         """Go on after so many finished steps; the parts are in the state of that moment."""
         self._config, self._parts = config, parts
         self._finished_steps = finished_steps
@@ -100,7 +96,6 @@ class Loop:
         self._order: list[str] = []
         self._done: dict[str, Group] = {}
         self._shelf: dict[str, Group] = {}
-        self._faults = dict(faults or {})
         self._changed = asyncio.Event()
         self._stopping = False
         self._snapshot = self._state()
@@ -145,13 +140,16 @@ class Loop:
         """Start as many groups as the lag bound allows. No await inside: see Collector.reserve."""
         parts, started = self._parts, []
         while not self._stopping and parts.admission.may_dispatch():
-            pick = parts.scheduler.next()
+            pick = parts.scheduler.next(parts.health.blocked())
             if pick is None:
-                raise _nothing_left()
+                break
+            parts.health.dispatched(pick.domain)
             index = pick.index + self._config.first_index
             group_id = f"{pick.domain}/{index}"
             parts.admission.dispatched(group_id)
             started.append((group_id, pick.domain, index))
+        if not started:
+            return
         with parts.directory.ledger.transaction():
             for group_id, domain, index in started:
                 parts.directory.ledger.dispatch(
@@ -223,16 +221,15 @@ class Loop:
 
     def _absorb(self, tasks: asyncio.TaskGroup) -> None:
         """Take finished groups in: at once, or in deterministic mode in dispatch order."""
+        ready = [group_id for group_id in self._order if group_id in self._done]
         if self._config.deterministic:
-            while self._order and self._order[0] in self._done:
-                self._complete(self._done.pop(self._order.pop(0)))
-        else:
-            for group_id in [g for g in self._order if g in self._done]:
-                self._order.remove(group_id)
-                self._complete(self._done.pop(group_id))
-            if self._parts.admission.may_dispatch():
-                self._dispatch(tasks)
-        self._changed.set()
+            ready = [g for g, due in zip(ready, self._order, strict=False) if g == due]
+        for group_id in ready:
+            self._order.remove(group_id)
+            self._complete(self._done.pop(group_id))
+        if ready:
+            self._changed.set()
+            self._dispatch(tasks)
 
     def _complete(self, group: Group) -> None:
         parts = self._parts
@@ -252,7 +249,7 @@ class Loop:
                 cost_tokens=float(sum(r.num_sampled_tokens for r in group.rollouts)),
                 score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
             )
-        self._count_faults(group)
+        parts.health.judged(group)
         reason = drop_reason(group)
         if group.domain not in parts.scheduler.active():
             reason = DropReason.QUARANTINED
@@ -261,6 +258,7 @@ class Loop:
             parts.admission.completed(group.group_id, oldest)
             self._shelf[group.group_id] = group
         else:
+            parts.health.excluded(group)
             self._drop(group.group_id, reason)
 
     def _drop(self, group_id: str, reason: DropReason) -> None:
@@ -269,18 +267,18 @@ class Loop:
         self._parts.reporter.dropped(group_id, reason, self._config.group_size)
         self._shelf.pop(group_id, None)
 
-    def _count_faults(self, group: Group) -> None:
-        """Shut out an environment whose own code keeps failing, by name, from this step on."""
-        kinds = (FailureKind.ENVIRONMENT, FailureKind.VERIFIER, FailureKind.DATA)
-        failures = [r.verdict.failure for r in group.rollouts if r.verdict.failure is not None]
-        own = [failure for failure in failures if failure.kind in kinds]
-        self._faults[group.domain] = self._faults.get(group.domain, 0) + len(own)
-        active = group.domain in self._parts.scheduler.active()
-        if active and self._faults[group.domain] >= self._config.failures_to_quarantine:
-            self._parts.scheduler.quarantine(group.domain, own[-1].message)
-            self._parts.reporter.quarantined(group.domain, own[-1])
-            for group_id in [g for g, held in self._shelf.items() if held.domain == group.domain]:
+    def _quarantine(self) -> None:
+        """Shut out environments whose own code keeps failing, by name, from the next step on."""
+        for domain, failure in self._parts.health.unfit().items():
+            if domain not in self._parts.scheduler.active():
+                continue
+            self._parts.scheduler.quarantine(domain, failure.message)
+            self._parts.reporter.quarantined(domain, failure)
+            for group_id in [g for g, held in self._shelf.items() if held.domain == domain]:
+                self._parts.health.excluded(self._shelf[group_id])
                 self._drop(group_id, DropReason.QUARANTINED)
+        if not self._parts.scheduler.active():
+            raise _nothing_left()
 
     # Training.
 
@@ -296,7 +294,9 @@ class Loop:
                 return [self._shelf.pop(group_id) for group_id in plan.group_ids]
             self._parts.reporter.waiting(plan)
             self._dispatch(tasks)
-            await self._changed.wait()
+            with suppress(TimeoutError):
+                # A breaker that closes tells nobody: look again now and then.
+                await asyncio.wait_for(self._changed.wait(), _BREAKER_LOOK_S)
         return None
 
     async def _step(self, groups: Sequence[Group]) -> None:
@@ -304,6 +304,8 @@ class Loop:
         parts, step = self._parts, self._finished_steps + 1
         batch = make_batch(groups, parts.scale)
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
+        for group in groups:
+            parts.health.trained(group)
         with parts.directory.ledger.transaction():
             for group_id, num_invalid in batch.num_invalid.items():
                 parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)
@@ -315,8 +317,11 @@ class Loop:
             await self._changed.wait()
         version = parts.admission.version + 1
         publication = await parts.publisher.publish(version)
-        parts.reporter.step(step, groups, metrics, publication, parts.scheduler)
+        parts.reporter.step(
+            step, groups, metrics, publication, parts.scheduler, parts.health.length_bias()
+        )
         parts.admission.published(version)
+        self._quarantine()
         self._finished_steps = step
         self._snapshot = self._state()
         is_last = step == self._config.num_steps
@@ -332,7 +337,7 @@ class Loop:
             "scheduler": parts.scheduler.state(),
             "admission": parts.admission.state(),
             "scale": parts.scale.state(),
-            "faults": dict(self._faults),
+            "health": parts.health.state(),
         }
 
     async def _checkpoint(self) -> None:

@@ -15,6 +15,7 @@ from burnish.rollout.engine.stats import EngineStats
 from burnish.run.publish import Publication
 from burnish.schedule.batcher import BatchPlan
 from burnish.schedule.domains import DomainScheduler
+from burnish.schedule.length_audit import LengthBias
 from burnish.store.run_directory import RunDirectory
 from burnish.telemetry import catalogue as metric
 from burnish.telemetry.events import EventKind
@@ -58,6 +59,7 @@ class StepReporter:
         self._passes: dict[str, list[bool]] = defaultdict(list)
         self._num_failures = self._num_dropped = 0
         self._step = 0
+        self._bias_told = False
 
     def group(self, group: Group) -> None:
         """A group was judged."""
@@ -116,6 +118,7 @@ class StepReporter:
         metrics: StepMetrics | None,
         publication: Publication,
         scheduler: DomainScheduler,
+        bias: LengthBias,
     ) -> None:
         """A step ended: record it, make it durable, show it."""
         self._step = step
@@ -127,6 +130,7 @@ class StepReporter:
         engine_rate = self._engine(elapsed_s)
         self._health(publication, scheduler, elapsed_s)
         self._domains()
+        self._tell_bias(bias)
         self._directory.metrics.append(step, self._recorder.take())
         self._directory.events.emit(
             EventKind.STEP_FINISHED,
@@ -219,6 +223,15 @@ class StepReporter:
         for row in rows:
             self._recorder.record(metric.DOMAIN_SHARE, row.share, row.domain)
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
+
+    def _tell_bias(self, bias: LengthBias) -> None:
+        """Say once when what is trained is not what was sampled."""
+        if bias.biased and not self._bias_told:
+            self._observer.note(
+                f"trained rollouts are {bias.mean_ratio:.2f} times as long as trainable ones "
+                f"(p = {bias.p_value:.1g}): staleness bends the lengths, lower rollout.max_lag"
+            )
+        self._bias_told = bias.biased
 
     def _domains(self) -> None:
         for domain, rewards in self._rewards.items():

@@ -8,6 +8,8 @@ class EngineStats(NamedTuple):
 
     busy_ratio: float
     """Share of the engine's lifetime spent computing, in [0, 1]."""
+    busy_s: float
+    """Seconds spent computing since the start."""
     tokens_per_busy_s: float
     """Sampled tokens per second of computing."""
     num_steps: int

@@ -156,6 +156,7 @@ class EngineWorker:
         uptime_s = self._clock.now_s() - self._started_s
         return EngineStats(
             busy_ratio=self._busy_s / uptime_s if uptime_s > 0 else 0.0,
+            busy_s=self._busy_s,
             tokens_per_busy_s=counters.sampled_tokens / self._busy_s if self._busy_s > 0 else 0.0,
             num_steps=counters.num_steps,
             sampled_tokens=counters.sampled_tokens,
