@@ -296,9 +296,9 @@ def _base_v2(place: Path, owner: str, sweep_first: bool) -> Controllers | None:
     for name in wanted:
         _write_if_possible(place / "cgroup.subtree_control", f"+{name}")
         _write_if_possible(base / "cgroup.subtree_control", f"+{name}")
-    granted = set(_read(base / "cgroup.subtree_control").split())
-    if set(wanted) <= granted:
-        return Controllers(2, dict.fromkeys(wanted, base))
+    with contextlib.suppress(OSError):
+        if set(wanted) <= set(_read(base / "cgroup.subtree_control").split()):
+            return Controllers(2, dict.fromkeys(wanted, base))
     base.rmdir()
     return None
 

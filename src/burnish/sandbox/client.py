@@ -70,6 +70,11 @@ class KeeperClient:
         """Whether requests can be answered."""
         return not self._dead
 
+    @property
+    def pid(self) -> int:
+        """Of the keeper."""
+        return self._process.pid
+
     def _hello(self) -> Capabilities:
         body = self._read_message()
         hello = decode_reply(body) if body is not None else None

@@ -32,13 +32,18 @@ _SELF_TEST_LINES = {
 }
 
 
-def find_bwrap() -> tuple[str, BwrapFeatures]:
+def find_bwrap(search_path: str | None = None) -> tuple[str, BwrapFeatures]:
     """Where bubblewrap is and what it can do.
+
+    Args:
+        search_path: directories to look in; by default PATH and the system's own.
 
     Raises:
         UserError: absent or too old.
     """
-    path = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/bin")
+    if search_path is None:
+        search_path = os.environ.get("PATH", "") + ":/usr/bin:/bin"
+    path = shutil.which("bwrap", path=search_path)
     if path is None:
         raise UserError("bubblewrap is not installed.", fix=INSTALL_FIX)
     texts = [

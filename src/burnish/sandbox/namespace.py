@@ -83,16 +83,18 @@ def namespace_fix() -> str:
 
 
 def box_identity(privileged: bool, slot: int, uid_map: str | None = None) -> Identity | None:
-    """Who a box is on the host. Root hands its boxes to users that own nothing."""
+    """Who a box is on the host. Root hands its boxes to users that own nothing.
+
+    Root of a container may not have all user ids: then it is `nobody`, or else ourselves.
+    """
     if not privileged:
         return None
     text = uid_map or Path("/proc/self/uid_map").read_text(encoding="ascii")
-    wanted = _FIRST_BOX_ID + slot
-    for line in text.splitlines():
-        first, _, count = (int(field) for field in line.split())
-        if first <= wanted < first + count:
+    ranges = [[int(field) for field in line.split()] for line in text.splitlines()]
+    for wanted in (_FIRST_BOX_ID + slot, _NOBODY):
+        if any(first <= wanted < first + count for first, _, count in ranges):
             return Identity(wanted, wanted)
-    return Identity(_NOBODY, _NOBODY)
+    return None
 
 
 def make_base() -> Path:

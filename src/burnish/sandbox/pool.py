@@ -133,6 +133,11 @@ class BubblewrapPool:
         """What boxes can do here, as found by running one."""
         return self._client.capabilities
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process that holds the boxes now."""
+        return self._client.pid
+
     def acquire(self, policy: Policy | None = None) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh box, destroyed on exit. Waits while `max_boxes` are in use.
 

@@ -1,0 +1,139 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from burnish.core.boxes import Limits
+from burnish.sandbox.cgroup import (
+    OVERHEAD_PIDS,
+    Counters,
+    GroupV1,
+    GroupV2,
+    find_controllers,
+    owner_name,
+    sweep,
+)
+
+LIMITS = Limits(memory_bytes=100 * 2**20, num_pids=20)
+
+
+def mount_line(point: Path, kind: str, options: str) -> str:
+    return f"30 25 0:26 / {point} rw,relatime - {kind} cgroup rw,{options}\n"
+
+
+def fill(folder: Path, files: dict[str, str]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> dict[str, Path]:
+    return {
+        "memory": fill(
+            tmp_path / "memory",
+            {
+                "memory.limit_in_bytes": "",
+                "memory.max_usage_in_bytes": "5000",
+                "memory.swappiness": "60",
+                "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            },
+        ),
+        "pids": fill(tmp_path / "pids", {"pids.max": "", "pids.events": "max 3\n"}),
+        "cpuacct": fill(tmp_path / "cpuacct", {"cpuacct.usage": "2500000000\n"}),
+    }
+
+
+def test_version_1_limits_and_counters(v1: dict[str, Path]) -> None:
+    group = GroupV1(v1)
+    assert group.counters() == Counters(cpu_s=2.5, oom_kills=2, pids_refused=3)
+    assert group.peak_memory_bytes() == 5000
+    group.set_limits(LIMITS)
+    assert (v1["memory"] / "memory.limit_in_bytes").read_text() == str(LIMITS.memory_bytes)
+    assert (v1["memory"] / "memory.swappiness").read_text().startswith("0")
+    assert (v1["pids"] / "pids.max").read_text() == str(20 + OVERHEAD_PIDS)
+
+
+def test_version_1_without_some_controllers_says_so(v1: dict[str, Path]) -> None:
+    group = GroupV1({"pids": v1["pids"]})
+    assert group.counters() == Counters(cpu_s=None, oom_kills=0, pids_refused=3)
+    assert group.peak_memory_bytes() is None
+    group.set_limits(LIMITS)
+
+
+def test_version_2_limits_and_counters(tmp_path: Path) -> None:
+    files = {
+        "memory.max": "max",
+        "memory.swap.max": "max",
+        "memory.oom.group": "0",
+        "pids.max": "max",
+        "memory.events": "low 0\nhigh 0\nmax 9\noom 1\noom_kill 4\noom_group_kill 1\n",
+        "pids.events": "max 5\n",
+        "cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
+    }
+    folder = fill(tmp_path / "box", files)
+    group = GroupV2({"memory": folder, "pids": folder})
+    assert group.counters() == Counters(cpu_s=1.5, oom_kills=4, pids_refused=5)
+    assert group.peak_memory_bytes() is None
+    group.set_limits(LIMITS)
+    assert (folder / "memory.max").read_text() == str(LIMITS.memory_bytes)
+    assert (folder / "memory.oom.group").read_text() == "1"
+    assert (folder / "memory.swap.max").read_text().startswith("0")
+
+
+def test_version_1_is_found_below_our_own_group(tmp_path: Path) -> None:
+    points = {name: tmp_path / name for name in ("memory", "pids", "cpuacct")}
+    for point in points.values():
+        (point / "me").mkdir(parents=True)
+    mounts = "".join(mount_line(point, "cgroup", name) for name, point in points.items())
+    own = "".join(f"{i}:{name}:/me\n" for i, name in enumerate(points))
+    found = find_controllers(own, mounts, "burnish-1-2-3")
+    assert found is not None
+    assert found.version == 1
+    assert found.bases == {name: point / "me" / "burnish-1-2-3" for name, point in points.items()}
+    found.close()
+    assert not (points["memory"] / "me" / "burnish-1-2-3").exists()
+
+
+def test_version_2_without_controllers_for_us_is_not_used(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "me"):
+        fill(folder, {"cgroup.subtree_control": "hugetlb"})
+    found = find_controllers("0::/a/me\n", mount_line(tmp_path, "cgroup2", ""), "burnish-1-2-3")
+    assert found is None
+    assert not list(tmp_path.rglob("burnish-*"))
+
+
+def test_no_hierarchy_is_no_group(tmp_path: Path) -> None:
+    assert find_controllers("", "", "burnish-1-2-3") is None
+
+
+def test_a_hierarchy_that_cannot_be_written_is_no_group(tmp_path: Path) -> None:
+    point = tmp_path / "gone"
+    assert find_controllers("1:memory:/\n", mount_line(point, "cgroup", "memory"), "b") is None
+
+
+def test_a_container_whose_group_lies_outside_its_mount_uses_the_mount(tmp_path: Path) -> None:
+    line = f"30 25 0:26 /docker/abc {tmp_path} rw - cgroup cgroup rw,memory\n"
+    found = find_controllers("1:memory:/other\n", line, "burnish-1-2-3")
+    assert found is not None
+    assert found.bases["memory"].parent == tmp_path
+
+
+def test_sweep_removes_dead_owners_only(tmp_path: Path) -> None:
+    child = subprocess.Popen(["true"])
+    dead = owner_name(child.pid)
+    child.wait()
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    reused = f"burnish-{namespace}-{os.getpid()}-1"
+    foreign = f"burnish-{namespace + 1}-{child.pid}-1"
+    for name in (dead, reused, foreign, owner_name(), "burnish-x", "other"):
+        (tmp_path / name / "box-0").mkdir(parents=True)
+    assert sweep(tmp_path) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {
+        foreign,
+        owner_name(),
+        "burnish-x",
+        "other",
+    }
