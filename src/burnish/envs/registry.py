@@ -48,14 +48,14 @@ def _generator(
 SHIPPED: Mapping[str, Entry] = {
     "chain_sum": _generator(
         "chain_sum",
-        "Add and subtract three small numbers.",
+        "Add and subtract three or four digits.",
         "number",
         12,
         "What is {expression}? Answer with the number only.",
-        min_terms=2,
-        max_terms=3,
+        min_terms=3,
+        max_terms=4,
         min_digits=1,
-        max_digits=2,
+        max_digits=1,
     ),
     "number_sorting": _generator(
         "number_sorting",
@@ -70,6 +70,18 @@ SHIPPED: Mapping[str, Entry] = {
         max_decimals=0,
         min_value=1,
         max_value=99,
+    ),
+    "word_sorting": _generator(
+        "word_sorting",
+        "Sort a few words, up or down.",
+        "list",
+        28,
+        "Sort these words in {direction} order, capitals first: {original_words}. "
+        "Answer with the sorted words only, separated by commas.",
+        min_words=3,
+        max_words=3,
+        min_word_length=3,
+        max_word_length=8,
     ),
     "word_sequence_reversal": _generator(
         "word_sequence_reversal",
