@@ -4,6 +4,7 @@
 #   make test         every check except the slow ones
 #   make test-all     the slow ones too
 #   make bench        the headline figures, each beside a peer measured in the same run
+#   make figures      write what make bench measured into the README
 #   make docs         rewrite the generated pages under docs/
 #   make clean        remove the virtual environment and caches (runs/ stays)
 #
@@ -16,7 +17,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .NOTPARALLEL:
-.PHONY: help quickstart install install-dev lint test test-slow test-all bench docs lock clean
+.PHONY: help quickstart install install-dev lint test test-slow test-all bench figures docs lock clean
 
 VENV ?= .venv
 PIP_ARGS ?=
@@ -29,7 +30,7 @@ STAMP := $(VENV)/.burnish
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -c requirements.lock
 
 help:
-	@sed -n '3,9s/^# \{0,3\}//p' Makefile
+	@sed -n '3,10s/^# \{0,3\}//p' Makefile
 
 quickstart: install
 	@$(BIN)/burnish doctor --quiet
@@ -75,9 +76,12 @@ test-all: test test-slow
 
 bench: install-dev
 	@mkdir -p build/bench
-	for script in benchmarks/bench_*.py; do
+	for script in benchmarks/*.py; do
 		$(BIN)/python "$$script" --json "build/bench/$$(basename "$$script" .py).json" $(BENCH_ARGS)
 	done
+
+figures: install-dev
+	$(BIN)/python tools/figures.py build/bench/*.json
 
 docs: install-dev
 	$(BIN)/python docs/generate.py
