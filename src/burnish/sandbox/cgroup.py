@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+import time
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,8 @@ from burnish.sandbox.proctree import start_ticks
 
 # Process 1 of the box is in the group; the monitor is not, so that no limit of the box kills it.
 OVERHEAD_PIDS = 1
+
+_SWEEP_TRIES, _SWEEP_PAUSE_S = 100, 0.01
 
 
 class Counters(NamedTuple):
@@ -230,9 +233,7 @@ def sweep(place: Path) -> int:
         assert match is not None
         if int(match[1]) != namespace or start_ticks(int(match[2])) == int(match[3]):
             continue
-        for box in [path for path in entry.iterdir() if path.is_dir()]:
-            _remove(box)
-        removed += _remove(entry)
+        removed += _remove_all(entry)
     return removed
 
 
@@ -313,6 +314,17 @@ def _make_directory(path: Path) -> None:
                 raise
         else:
             return
+
+
+def _remove_all(owner: Path) -> bool:
+    """Processes of a dead owner stay members until somebody reaps them: wait a little for that."""
+    for _ in range(_SWEEP_TRIES):
+        for box in [path for path in owner.iterdir() if path.is_dir()]:
+            _remove(box)
+        if _remove(owner):
+            return True
+        time.sleep(_SWEEP_PAUSE_S)
+    return False
 
 
 def _remove(path: Path) -> bool:

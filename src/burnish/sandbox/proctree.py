@@ -21,6 +21,8 @@ class Process(NamedTuple):
     """Its own and that of the children it has waited for."""
     start_ticks: int
     rss_bytes: int
+    dead: bool = False
+    """It ended, but nobody has reaped it yet."""
 
 
 class TreeUsage(NamedTuple):
@@ -44,6 +46,7 @@ def parse_stat(text: str) -> Process:
         cpu_s=sum(int(field) for field in fields[11:15]) / _TICKS_PER_S,
         start_ticks=int(fields[19]),
         rss_bytes=max(0, int(fields[21])) * _PAGE_BYTES,
+        dead=fields[0] in "ZX",
     )
 
 
@@ -66,9 +69,9 @@ def read_process(pid: int) -> Process | None:
 
 
 def start_ticks(pid: int) -> int:
-    """Start time in clock ticks since boot, which with the pid names a process; -1 if gone."""
+    """Start time in clock ticks since boot, which with the pid names a process; -1 if dead."""
     process = read_process(pid)
-    return -1 if process is None else process.start_ticks
+    return -1 if process is None or process.dead else process.start_ticks
 
 
 def tree_usage(processes: Iterable[Process], root: int) -> TreeUsage:

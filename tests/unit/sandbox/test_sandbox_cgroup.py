@@ -121,9 +121,20 @@ def test_a_container_whose_group_lies_outside_its_mount_uses_the_mount(tmp_path:
     assert found.bases["memory"].parent == tmp_path
 
 
+def test_an_owner_that_nobody_has_reaped_is_dead(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    (tmp_path / owner_name(child.pid)).mkdir()
+    assert sweep(tmp_path) == 0
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert sweep(tmp_path) == 1
+    child.wait()
+
+
 def test_sweep_removes_dead_owners_only(tmp_path: Path) -> None:
-    child = subprocess.Popen(["true"])
+    child = subprocess.Popen(["sleep", "1000"])
     dead = owner_name(child.pid)
+    child.kill()
     child.wait()
     namespace = os.stat("/proc/self/ns/pid").st_ino
     reused = f"burnish-{namespace}-{os.getpid()}-1"
