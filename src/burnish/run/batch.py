@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from burnish.core.records import Group, Rollout, TrainSequence
 from burnish.core.vocabulary import DropReason, Outcome
-from burnish.train.advantages import RunningScale, group_to_sequences
+from burnish.train.advantages import Normaliser, RunningScale, group_to_sequences
 
 
 class Batch(NamedTuple):
@@ -32,13 +32,15 @@ def drop_reason(group: Group) -> DropReason | None:
     return None if len({_credit(r) for r in scored}) > 1 else DropReason.ZERO_VARIANCE
 
 
-def make_batch(groups: Sequence[Group], scale: RunningScale) -> Batch:
+def make_batch(
+    groups: Sequence[Group], scale: RunningScale, normaliser: Normaliser = "domain"
+) -> Batch:
     """Credit the tokens of all groups; updates `scale` in the order of the groups."""
     sequences: list[TrainSequence] = []
     advantages: dict[str, Sequence[float]] = {}
     num_invalid: dict[str, int] = {}
     for group in groups:
-        credit = group_to_sequences(group, scale)
+        credit = group_to_sequences(group, scale, normaliser=normaliser)
         sequences += credit.sequences
         if credit.num_invalid:
             num_invalid[group.group_id] = credit.num_invalid

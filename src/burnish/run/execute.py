@@ -39,6 +39,7 @@ from burnish.store.run_directory import EvalName, RunDirectory
 from burnish.telemetry.events import EventKind
 from burnish.train import checkpoint
 from burnish.train.advantages import RunningScale
+from burnish.train.config import Algorithm
 
 
 class RunInterrupted(KeyboardInterrupt):
@@ -144,25 +145,11 @@ async def _phases(
 def _loop(
     session: Session, environments: Mapping[str, Environment], payload: Mapping[str, Any]
 ) -> tuple[Loop, StepReporter]:
+    """The loop as it was at the checkpoint that `payload` comes from, or at its beginning."""
     config, step = session.config, int(payload["step"])
-    version = 1 + step
     rollouts = session.directory.rollouts
-    rollouts.discard(rollouts.groups_newer_than(version))
+    rollouts.discard(rollouts.groups_newer_than(1 + step))
     session.directory.rollback_to(step)
-    admission_config = AdmissionConfig(
-        mode=AdmissionMode.FIXED_LAG if config.run.deterministic else AdmissionMode.BOUNDED_LAG,
-        max_lag=config.rollout.max_lag,
-        groups_per_batch=config.rollout.groups_per_step,
-        max_refills=config.rollout.max_refills,
-    )
-    if "scheduler" in payload:
-        scheduler = DomainScheduler.from_state(payload["scheduler"], config.schedule)
-        admission = Admission.from_state(payload["admission"], admission_config)
-        scale = RunningScale.from_state(payload["scale"])
-    else:
-        scheduler = DomainScheduler(tuple(environments), config.schedule)
-        admission = Admission(admission_config, version, config.run.steps)
-        scale = RunningScale()
     reporter = StepReporter(
         session.directory,
         session.observer,
@@ -170,37 +157,60 @@ def _loop(
         num_steps=config.run.steps,
         engine_stats=session.engine.stats,
     )
-    loop = Loop(
-        LoopConfig(
-            num_steps=config.run.steps,
-            group_size=config.rollout.group_size,
-            sampling=Sampling(config.rollout.temperature, config.rollout.top_p),
-            seed=config.run.seed,
-            deterministic=config.run.deterministic,
-            checkpoint_every_steps=config.run.checkpoint_every_steps,
-            first_index=config.warmup.examples_per_domain,
-        ),
-        LoopParts(
-            environments=environments,
-            scheduler=scheduler,
-            admission=admission,
-            scale=scale,
-            health=Health(
-                failures_to_quarantine=config.rollout.failures_to_quarantine,
-                breakers=None
-                if config.run.deterministic
-                else Breakers(BreakerConfig(), session.clock),
-                state=payload.get("health"),
-            ),
-            collector=session.collector,
-            trainer=session.trainer,
-            publisher=session.publisher,
-            directory=session.directory,
-            reporter=reporter,
-        ),
-        finished_steps=step,
+    is_grpo = config.train.loss.algorithm is Algorithm.GRPO
+    settings = LoopConfig(
+        num_steps=config.run.steps,
+        group_size=config.rollout.group_size,
+        sampling=Sampling(config.rollout.temperature, config.rollout.top_p),
+        seed=config.run.seed,
+        deterministic=config.run.deterministic,
+        checkpoint_every_steps=config.run.checkpoint_every_steps,
+        first_index=config.warmup.examples_per_domain,
+        normaliser="group" if is_grpo else "domain",
     )
-    return loop, reporter
+    parts = LoopParts(
+        environments=environments,
+        scheduler=_scheduler(config, environments, payload),
+        admission=_admission(config, payload),
+        scale=RunningScale.from_state(payload.get("scale", {})),
+        health=_health(session, payload),
+        collector=session.collector,
+        trainer=session.trainer,
+        publisher=session.publisher,
+        directory=session.directory,
+        reporter=reporter,
+    )
+    return Loop(settings, parts, finished_steps=step), reporter
+
+
+def _scheduler(
+    config: RunConfig, environments: Mapping[str, Environment], payload: Mapping[str, Any]
+) -> DomainScheduler:
+    if "scheduler" in payload:
+        return DomainScheduler.from_state(payload["scheduler"], config.schedule)
+    return DomainScheduler(tuple(environments), config.schedule)
+
+
+def _admission(config: RunConfig, payload: Mapping[str, Any]) -> Admission:
+    settings = AdmissionConfig(
+        mode=AdmissionMode.FIXED_LAG if config.run.deterministic else AdmissionMode.BOUNDED_LAG,
+        max_lag=config.rollout.max_lag,
+        groups_per_batch=config.rollout.groups_per_step,
+        max_refills=config.rollout.max_refills,
+    )
+    if "admission" in payload:
+        return Admission.from_state(payload["admission"], settings)
+    return Admission(settings, 1 + int(payload["step"]), config.run.steps)
+
+
+def _health(session: Session, payload: Mapping[str, Any]) -> Health:
+    config = session.config
+    paused = None if config.run.deterministic else Breakers(BreakerConfig(), session.clock)
+    return Health(
+        failures_to_quarantine=config.rollout.failures_to_quarantine,
+        breakers=paused,
+        state=payload.get("health"),
+    )
 
 
 async def _finish(session: Session, gated: Gated, wall_s: float) -> dict[str, Any]:

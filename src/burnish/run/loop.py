@@ -45,7 +45,7 @@ from burnish.schedule.batcher import BatchStatus, plan_batch
 from burnish.schedule.domains import DomainScheduler
 from burnish.store.run_directory import RunDirectory
 from burnish.telemetry.events import EventKind
-from burnish.train.advantages import RunningScale
+from burnish.train.advantages import Normaliser, RunningScale
 
 _BREAKER_LOOK_S = 1.0
 
@@ -67,6 +67,8 @@ class LoopConfig(NamedTuple):
     """How often the run can be gone on with."""
     first_index: int
     """Training items below this were used by the warm-up."""
+    normaliser: Normaliser
+    """What advantages are divided by."""
 
 
 class LoopParts(NamedTuple):
@@ -302,7 +304,7 @@ class Loop:
     async def _step(self, groups: Sequence[Group]) -> None:
         """Train on a batch, publish, and close the step."""
         parts, step = self._parts, self._finished_steps + 1
-        batch = make_batch(groups, parts.scale)
+        batch = make_batch(groups, parts.scale, self._config.normaliser)
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
         for group in groups:
             parts.health.trained(group)

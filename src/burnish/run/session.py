@@ -94,23 +94,11 @@ async def open_session(
         )
         stack.push_async_callback(pool.close)
         barrier = Barrier() if config.run.deterministic else None
-        limits = CoreLimits(
-            num_pages=config.engine.num_pages, max_running=config.engine.max_running
-        )
-        dtype = _DTYPES[config.engine.dtype]
-        engine = EngineWorker(
-            loaded.config,
-            loaded.decoder.state_dict(),
-            dtype=dtype,
-            limits=limits,
-            num_threads=config.engine.num_threads,
-            barrier=barrier,
-        )
+        engine = _engine(config, loaded, barrier)
         stack.push_async_callback(engine.close)
         thread = TrainerThread(config.run.train_threads)
         stack.callback(thread.close)
-        served_as = ServedAs(dtype, limits.page_size, config.engine.num_threads)
-        trainer = await _trainer(config, loaded, thread, served_as)
+        trainer = await _trainer(config, loaded, thread)
         context = _context(pool)
         collector = Collector(
             engine=engine,
@@ -122,27 +110,51 @@ async def open_session(
             step_timeout_s=config.rollout.step_timeout_s,
             on_failure=on_failure,
         )
-        publisher = Publisher(
-            engine,
-            WeightSource(trainer.snapshot, trainer.score),
-            probe_ids=probe(loaded),
-            tolerance=config.engine.canary_tolerance,
+        yield Session(
+            config=config,
+            loaded=loaded,
+            environments=environments,
+            pool=pool,
+            engine=engine,
+            trainer=trainer,
+            publisher=_publisher(config, loaded, engine, trainer, clock),
+            collector=collector,
+            context=context,
+            directory=directory,
+            observer=observer,
             clock=clock,
         )
-        yield Session(
-            config,
-            loaded,
-            environments,
-            pool,
-            engine,
-            trainer,
-            publisher,
-            collector,
-            context,
-            directory,
-            observer,
-            clock,
-        )
+
+
+def _limits(config: RunConfig) -> CoreLimits:
+    return CoreLimits(num_pages=config.engine.num_pages, max_running=config.engine.max_running)
+
+
+def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> EngineWorker:
+    return EngineWorker(
+        loaded.config,
+        loaded.decoder.state_dict(),
+        dtype=_DTYPES[config.engine.dtype],
+        limits=_limits(config),
+        num_threads=config.engine.num_threads,
+        barrier=barrier,
+    )
+
+
+def _publisher(
+    config: RunConfig,
+    loaded: LoadedModel,
+    engine: EngineWorker,
+    trainer: PolicyTrainer,
+    clock: Clock,
+) -> Publisher:
+    return Publisher(
+        engine,
+        WeightSource(trainer.snapshot, trainer.score),
+        probe_ids=probe(loaded),
+        tolerance=config.engine.canary_tolerance,
+        clock=clock,
+    )
 
 
 def probe(loaded: LoadedModel) -> tuple[int, ...]:
@@ -152,9 +164,7 @@ def probe(loaded: LoadedModel) -> tuple[int, ...]:
     return (*loaded.renderer.prompt((question,)), *loaded.renderer.assistant(answer))
 
 
-async def _trainer(
-    config: RunConfig, loaded: LoadedModel, thread: TrainerThread, served_as: ServedAs
-) -> PolicyTrainer:
+async def _trainer(config: RunConfig, loaded: LoadedModel, thread: TrainerThread) -> PolicyTrainer:
     reference = None
     if config.train.loss.kl_coefficient > 0:
         reference = await thread.call(_frozen_copy, loaded, _DTYPES[config.train.dtype])
@@ -164,7 +174,9 @@ async def _trainer(
     return PolicyTrainer(
         trainer,
         thread,
-        served_as=served_as,
+        served_as=ServedAs(
+            _DTYPES[config.engine.dtype], _limits(config).page_size, config.engine.num_threads
+        ),
         keep_checkpoints=config.run.keep_checkpoints,
         kl_reference=reference,
     )

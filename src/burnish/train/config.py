@@ -1,14 +1,48 @@
 """Everything about optimisation that a run can set."""
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from burnish.core.config import Config
-from burnish.train.losses import LossConfig
 
 Positive = Annotated[int, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0)]
+
+
+class Algorithm(StrEnum):
+    """Which policy loss."""
+
+    CISPO = "cispo"
+    """Capped importance weight as a constant: no token ever loses its gradient."""
+    PPO = "ppo"
+    """Clipped surrogate with dual clip."""
+    GRPO = "grpo"
+    """PPO's surrogate on advantages divided by the standard deviation of their group."""
+
+
+class LossConfig(Config):
+    """Choice and constants of the policy loss and of the KL component."""
+
+    algorithm: Algorithm = Algorithm.CISPO
+    """Policy loss."""
+    cispo_eps_high: float = Field(default=4.0, gt=0)
+    """CISPO caps the ratio at 1 + this; there is no lower bound (MiniMax-M1; cap 5 in ScaleRL)."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """PPO and GRPO: lower clip."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """PPO and GRPO: upper clip (DAPO's clip-higher)."""
+    dual_clip: float = Field(default=3.0, gt=1)
+    """PPO and GRPO: cap of the loss at this times |advantage| where the advantage is negative."""
+    decoupled: bool = False
+    """PPO and GRPO: clip around the policy at the start of the step, not around the behaviour."""
+    tis_cap: float = Field(default=2.0, ge=1)
+    """Decoupled only: truncation of the weight from the behaviour to that policy."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL component; needs a reference model when above 0."""
+    kl_estimator: Literal["ratio_k3", "k2"] = "ratio_k3"
+    """Estimator of the KL component; both have the gradient of KL(policy || reference)."""
 
 
 class TrainConfig(Config):

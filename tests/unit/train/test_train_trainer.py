@@ -13,9 +13,9 @@ from burnish.core.vocabulary import FailureKind
 from burnish.model.attention import forward_dense
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
-from burnish.train.config import TrainConfig
+from burnish.train.config import LossConfig, TrainConfig
 from burnish.train.head import target_logprobs
-from burnish.train.losses import LossConfig, policy_loss
+from burnish.train.losses import policy_loss
 from burnish.train.optimizer import learning_rate
 from burnish.train.trainer import SftExample, Trainer, TrainerState
 
