@@ -16,7 +16,8 @@ from burnish.rollout.engine.weights import ServedModel
 from burnish.run.trainer_thread import TrainerThread
 from burnish.train import checkpoint
 from burnish.train.metrics import SftMetrics, StepMetrics
-from burnish.train.trainer import SftExample, Trainer, TrainerState
+from burnish.train.supervised import SftExample
+from burnish.train.trainer import Trainer, TrainerState
 
 
 class ServedAs(NamedTuple):

@@ -28,15 +28,7 @@ from burnish.train.losses import kl_loss, policy_loss
 from burnish.train.metrics import Piece, SftMetrics, StepMetrics, Tally
 from burnish.train.optimizer import MasterWeights, learning_rate, refused
 from burnish.train.packing import Pack, pack
-
-
-class SftExample(NamedTuple):
-    """A supervised example."""
-
-    token_ids: Sequence[int]
-    """Length L."""
-    loss_mask: Sequence[bool]
-    """True where the token is learned, length L."""
+from burnish.train.supervised import SftExample, supervised_sequences
 
 
 class TrainerState(NamedTuple):
@@ -143,7 +135,7 @@ class Trainer:
             ClassifiedFailure: as `step`.
         """
         start_s = self._clock.now_s()
-        sequences = [_supervised(e, i) for i, e in enumerate(examples)]
+        sequences = supervised_sequences(examples)
         check_inputs(sequences)
         packs = pack(sequences, self.config.micro_batch_tokens)
         total = sum(sum(s.loss_mask) for s in sequences)
@@ -179,7 +171,7 @@ class Trainer:
     def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
         """Log-prob of each token given those before it; the first entry is 0.0."""
         mask = [i > 0 for i in range(len(token_ids))]
-        return (0.0, *self.logprobs([_supervised(SftExample(token_ids, mask), 0)])[0])
+        return (0.0, *self.logprobs(supervised_sequences([SftExample(token_ids, mask)]))[0])
 
     def weights(self, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
         """A copy of the masters for publication, under the names of `Decoder.state_dict`."""
@@ -282,20 +274,6 @@ def _likelihood_loss(
         return -output.logp_N.sum() / total
 
     return loss
-
-
-def _supervised(example: SftExample, index: int) -> TrainSequence:
-    length = len(example.token_ids)
-    mask = tuple(bool(m) and i > 0 for i, m in enumerate(example.loss_mask))
-    return TrainSequence(
-        token_ids=tuple(example.token_ids),
-        loss_mask=mask,
-        logprobs=(0.0,) * length,
-        advantages=tuple(map(float, mask)),
-        prefix_group=f"supervised {index}",
-        num_prefix_tokens=0,
-        domain="supervised",
-    )
 
 
 def _stored(packs: Sequence[Pack]) -> int:

@@ -70,7 +70,7 @@ class OtherLetters(Letters):
 
     name = "other_letters"
     digest = "sha256:" + "2" * 64
-    letter = "a"
+    letter = "i"
 
 
 class PaysNothing(Letters):
@@ -101,7 +101,7 @@ class SlowVerdict(Letters):
 
     name = "slow_letters"
     digest = "sha256:" + "5" * 64
-    letter = "o"
+    letter = "n"
 
     async def judge(self, task: Task, answer: str) -> Verdict:
         await asyncio.sleep((hash(answer) % 7) / 100)
