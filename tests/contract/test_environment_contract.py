@@ -99,9 +99,9 @@ def test_splits_share_no_question_over_thousands(environment):
     # An evaluation that counts one question many times would be too sure of itself; it asks a
     # hundred or so.
     first = questions(Split.HELD_OUT, 100)
-    assert len(first) >= 97
-    assert len(held_out) > 800
-    assert len(train) > 2200
+    assert len(first) >= 93
+    assert len(held_out) > 600
+    assert len(train) > 1500
 
 
 def test_reference_reaches_the_full_score(environment, plain_pool):

@@ -33,7 +33,7 @@ _RULES: Mapping[str, Callable[[str, str], bool]] = {
 """What each kind of rule checks; all are total functions of two strings."""
 
 _BRACKETS = (("<<", ">>"), ("[[", "]]"), ("((", "))"), ("**", "**"))
-_SEPARATORS = (("hyphens", "-"), ("slashes", "/"), ("plus signs", "+"), ("colons", ":"))
+_SEPARATORS = "-/+:"
 
 
 def _bracketed(rng: Random) -> tuple[str, list[Rule], str]:
@@ -41,18 +41,17 @@ def _bracketed(rng: Random) -> tuple[str, list[Rule], str]:
     left, right = rng.choice(_BRACKETS)
     rules = [("contains", words), ("upper", ""), ("starts", left), ("ends", right)]
     return (
-        f"Write the words {words} in upper case between {left} and {right}.",
+        f"Write the words {words} in upper case, in brackets like this: {left}TWO WORDS{right}",
         [*rules, ("inside", words.upper())],
         f"{left}{words.upper()}{right}",
     )
 
 
 def _repeated(rng: Random) -> tuple[str, list[Rule], str]:
-    word, count = rng.choice(WORDS), rng.randint(2, 6)
-    name, sep = rng.choice(_SEPARATORS)
+    word, count, sep = rng.choice(WORDS), rng.randint(2, 6), rng.choice(_SEPARATORS)
     rules = [("contains", word), ("num_parts", f"{count}{sep}"), ("parts_equal", f"{sep}{word}")]
     return (
-        f"Write the word {word} exactly {count} times, joined by {name} without spaces.",
+        f"Write the word {word} {count} times, joined like this: {sep.join(['cat'] * count)}",
         rules,
         sep.join([word] * count),
     )
@@ -62,22 +61,20 @@ def _listed(rng: Random) -> tuple[str, list[Rule], str]:
     first, second, *others = rng.sample(WORDS, 4)
     count = rng.randint(3, 4)
     rules = [("contains", f"{first} {second}"), ("lower", ""), ("num_parts", f"{count}, ")]
+    example = ", ".join(["one", "two", "three", "four"][:count])
     return (
-        f"Reply with exactly {count} different lower case words, separated by a comma and a space. "
-        f"Two of them must be {first} and {second}.",
+        f"Write {count} different words, two of them {first} and {second}, like this: {example}",
         [*rules, ("parts_are_words", ", "), ("parts_differ", ", ")],
         ", ".join([first, second, *others][:count]),
     )
 
 
 def _ordered(rng: Random) -> tuple[str, list[Rule], str]:
-    words = rng.sample(WORDS, 2)
-    name, sep = rng.choice(_SEPARATORS)
+    words, sep = rng.sample(WORDS, 2), rng.choice(_SEPARATORS)
     joined = sep.join(sorted(words))
     rules = [("contains", " ".join(words)), ("num_parts", f"2{sep}"), ("equals", joined)]
     return (
-        f"Write {words[0]} and {words[1]} in alphabetical order, joined by {name[:-1]} characters "
-        "without spaces.",
+        f"Write {words[0]} and {words[1]} in alphabetical order, joined like this: cat{sep}dog",
         rules,
         joined,
     )
@@ -98,7 +95,7 @@ class Formatting(GeneratedEnvironment):
         """One family with random words."""
         rng = self.random(position)
         text, rules, example = rng.choice(_FAMILIES)(rng)
-        return Item(f"{text} Reply with nothing else.", {"rules": rules, "example": example})
+        return Item(f"{text}\nReply with nothing else.", {"rules": rules, "example": example})
 
     def reference(self, task: Task) -> tuple[Message, ...]:
         """One reply that keeps all rules."""

@@ -48,12 +48,12 @@ def _generator(
 SHIPPED: Mapping[str, Entry] = {
     "chain_sum": _generator(
         "chain_sum",
-        "Add and subtract three or four digits.",
+        "Add and subtract three digits.",
         "number",
         12,
         "What is {expression}? Answer with the number only.",
         min_terms=3,
-        max_terms=4,
+        max_terms=3,
         min_digits=1,
         max_digits=1,
     ),
@@ -91,7 +91,7 @@ SHIPPED: Mapping[str, Entry] = {
         "Reverse the order of these words: {words}. "
         "Answer with the words only, separated by commas.",
         min_words=3,
-        max_words=4,
+        max_words=3,
     ),
     "needle_haystack": _generator(
         "needle_haystack",
