@@ -218,10 +218,8 @@ async def _finish(session: Session, gated: Gated, wall_s: float) -> dict[str, An
     session.observer.phase(RunPhase.REPORT, 0)
     directory = session.directory
     model = directory.path / "model"
-    weights = await session.trainer.export_weights()
-    decoder = session.loaded.decoder.float()
-    decoder.load_state_dict(dict(weights))
-    await asyncio.to_thread(export, decoder, session.loaded, model)
+    # The trainer's decoder holds the masters rounded to the compute dtype: what was served.
+    await asyncio.to_thread(export, session.loaded.decoder, session.loaded, model)
     result = run_result(
         run_dir=directory.path,
         wall_s=wall_s,

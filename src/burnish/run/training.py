@@ -100,7 +100,3 @@ class PolicyTrainer:
         scalars = {name: int(value) for name, value in saved.scalars.items()}
         state = TrainerState(saved.tensors, scalars)
         await self._thread.call(self._trainer.load_state_dict, state)
-
-    async def export_weights(self) -> Mapping[str, torch.Tensor]:
-        """The masters in fp32, for the final model."""
-        return await self._thread.call(self._trainer.weights, torch.float32)
