@@ -32,6 +32,16 @@ def drop_reason(group: Group) -> DropReason | None:
     return None if len({_credit(r) for r in scored}) > 1 else DropReason.ZERO_VARIANCE
 
 
+def computed_tokens(group: Group) -> int:
+    """What a group costs: its prompt once, and all that follows it in every rollout.
+
+    Sampled tokens alone would make domains with one-word answers look almost free, while their
+    prompts are computed all the same.
+    """
+    prompt = max(r.num_prompt_tokens for r in group.rollouts)
+    return prompt + sum(len(r.token_ids) - r.num_prompt_tokens for r in group.rollouts)
+
+
 def make_batch(
     groups: Sequence[Group], scale: RunningScale, normaliser: Normaliser = "domain"
 ) -> Batch:

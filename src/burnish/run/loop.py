@@ -35,7 +35,7 @@ from burnish.core.protocols import Environment
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
 from burnish.rollout.collect.collector import Collector, Sampling
-from burnish.run.batch import drop_reason, make_batch
+from burnish.run.batch import computed_tokens, drop_reason, make_batch
 from burnish.run.health import Health
 from burnish.run.publish import Publisher
 from burnish.run.step_report import StepReporter
@@ -248,7 +248,7 @@ class Loop:
                 num_rollouts=len(scored),
                 step=self._finished_steps,
                 cost_s=sum(r.duration_s for r in group.rollouts),
-                cost_tokens=float(sum(r.num_sampled_tokens for r in group.rollouts)),
+                cost_tokens=float(computed_tokens(group)),
                 score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
             )
         parts.health.judged(group)

@@ -122,7 +122,7 @@ class DomainScheduler:
             num_rollouts: scored rollouts, at least 1. Groups without any say nothing: omit them.
             step: training step at which it is observed; shares move when it changes.
             cost_s: accelerator-seconds of the whole group.
-            cost_tokens: sampled tokens of the whole group.
+            cost_tokens: tokens computed for the whole group.
             score_std: population standard deviation of scores inside the group; by default that
                 of pass/fail. Zero means that the group carries no gradient.
         """

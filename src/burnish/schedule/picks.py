@@ -16,7 +16,7 @@ class CostUnit(StrEnum):
     SECONDS = "seconds"
     """Accelerator-seconds: what really limits the run, but not reproducible."""
     TOKENS = "tokens"
-    """Sampled tokens: the same in every run with the same seed; deterministic mode needs it."""
+    """Computed tokens: the same in every run with the same seed; deterministic mode needs it."""
 
 
 class PickReason(StrEnum):

@@ -2,7 +2,7 @@ from burnish.core.records import Credit, Failure, Group, Rollout, Turn, Verdict
 from burnish.core.vocabulary import CreditSource, DropReason, FailureKind, Outcome, StopReason
 from burnish.envs.rewards import compose
 from burnish.rollout.agent.episode import credit_spans
-from burnish.run.batch import drop_reason, make_batch
+from burnish.run.batch import computed_tokens, drop_reason, make_batch
 from burnish.train.advantages import RunningScale
 
 
@@ -56,3 +56,7 @@ def test_the_unscored_enter_no_sequence_no_baseline_and_are_counted():
     ]
     assert set(with_failure.advantages) == {"d/0/0", "d/0/2"}
     assert sum(map(sum, with_failure.advantages.values())) == 0.0
+
+
+def test_a_group_costs_its_prompt_once_and_every_continuation():
+    assert computed_tokens(group(0.0, 1.0, None)) == 2 + 3 + 3
