@@ -18,8 +18,8 @@ def table(files: list[Path]) -> str:
     lines = [
         f"Medians of `make bench` on {cpu_name()}.",
         "",
-        "| figure | Burnish | peer | ratio | command |",
-        "|---|---|---|---|---|",
+        "| figure | Burnish | peer | ratio | target | command |",
+        "|---|---|---|---|---|---|",
     ]
     for file in files:
         for row in json.loads(file.read_text(encoding="utf-8")):
@@ -32,7 +32,8 @@ def figure(row: dict[str, Any]) -> str:
     peer = row["note"] if row["peer_value"] is None else f"{row['peer']}: {row['peer_value']:,.4g}"
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
     value = "-" if row["value"] is None else f"{row['value']:,.4g}"
-    return f"| {row['name']} | {value} {row['unit']} | {peer} | {ratio} |"
+    target = "-" if row["target"] is None else f"{row['target']:,.4g}"
+    return f"| {row['name']} | {value} {row['unit']} | {peer} | {ratio} | {target} |"
 
 
 def cpu_name() -> str:

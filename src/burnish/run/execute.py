@@ -29,14 +29,14 @@ from burnish.run.phases import (
     results_by_name,
     warm_up,
 )
-from burnish.run.result import run_result
+from burnish.run.result import run_result, worked_seconds
 from burnish.run.session import Session, open_session
 from burnish.run.step_report import StepReporter, peak_rss_bytes
 from burnish.schedule.admission import Admission, AdmissionConfig, AdmissionMode
 from burnish.schedule.breakers import BreakerConfig, Breakers
 from burnish.schedule.domains import DomainScheduler
 from burnish.store.run_directory import EvalName, RunDirectory
-from burnish.telemetry.events import EventKind
+from burnish.telemetry.events import EventKind, read_events
 from burnish.train import checkpoint
 from burnish.train.advantages import RunningScale
 from burnish.train.config import Algorithm
@@ -81,7 +81,9 @@ async def execute(
             directory.events.emit(EventKind.RUN_INTERRUPTED, 0)
             raise RunInterrupted(directory.path) from None
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from group
+            cause = _first_cause(group)
+            directory.events.emit(EventKind.RUN_FAILED, 0, reason=one_line(cause))
+            raise cause from group
         except ClassifiedFailure as error:
             directory.events.emit(EventKind.RUN_FAILED, 0, reason=one_line(error))
             raise
@@ -105,7 +107,6 @@ class _FailureSink:
 async def _phases(
     session: Session, interrupts: Interrupts, failures: _FailureSink
 ) -> dict[str, Any]:
-    start_s = session.clock.now_s()
     gated = await check_environments(session)
     environments = gated.environments
     suite = held_out_suite(session, environments)
@@ -139,7 +140,7 @@ async def _phases(
         raise RunInterrupted(session.directory.path)
     if suite is not None:
         await evaluation(session, environments, suite, EvalName.AFTER)
-    return await _finish(session, gated, session.clock.now_s() - start_s)
+    return await _finish(session, gated)
 
 
 def _loop(
@@ -213,16 +214,17 @@ def _health(session: Session, payload: Mapping[str, Any]) -> Health:
     )
 
 
-async def _finish(session: Session, gated: Gated, wall_s: float) -> dict[str, Any]:
+async def _finish(session: Session, gated: Gated) -> dict[str, Any]:
     """Export the model, write result and report."""
     session.observer.phase(RunPhase.REPORT, 0)
     directory = session.directory
     model = directory.path / "model"
     # The trainer's decoder holds the masters rounded to the compute dtype: what was served.
     await asyncio.to_thread(export, session.loaded.decoder, session.loaded, model)
+    directory.events.emit(EventKind.RUN_FINISHED, session.config.run.steps)
     result = run_result(
         run_dir=directory.path,
-        wall_s=wall_s,
+        wall_s=worked_seconds(read_events(directory.path / "events.jsonl")),
         peak_rss_bytes=peak_rss_bytes(),
         results=results_by_name(directory.path),
         ledger=directory.ledger.counts(),
@@ -231,7 +233,6 @@ async def _finish(session: Session, gated: Gated, wall_s: float) -> dict[str, An
         quarantined=gated.quarantined,
         model=model,
     )
-    directory.events.emit(EventKind.RUN_FINISHED, session.config.run.steps)
     directory.write_result(result)
     await asyncio.to_thread(write_report, directory.path)
     return result

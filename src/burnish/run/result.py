@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from burnish.evaluate.comparison import Comparison, compare
 from burnish.evaluate.result import EvaluationResult
 from burnish.store.ledger_counts import LedgerCounts
+from burnish.telemetry.events import Event, EventKind
+
+
+def worked_seconds(events: Iterable[Event]) -> float:
+    """Wall time of all sessions of a run, the pauses between them left out."""
+    total = began = last = 0.0
+    for event in events:
+        if event.kind in (EventKind.RUN_STARTED, EventKind.RUN_RESUMED):
+            total += last - began
+            began = event.t
+        last = event.t
+    return total + last - began
 
 
 def domain_table(results: Mapping[str, EvaluationResult]) -> dict[str, dict[str, Any]]:
