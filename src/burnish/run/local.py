@@ -72,8 +72,10 @@ def start(
     # torch and all that hangs on it are imported only now: a mistake in the file is told at once.
     from burnish.model.loading import load_model
     from burnish.run.execute import execute
+    from burnish.run.memory import share_one_heap
     from burnish.run.session import build_environments
 
+    share_one_heap()
     observer.phase(RunPhase.LOAD, 0)
     environments = build_environments(loaded.value)
     model = load_model(loaded.value.model.source)
