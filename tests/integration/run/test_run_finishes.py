@@ -78,3 +78,27 @@ def test_nothing_can_be_learned_where_no_environment_passes_the_gate(recipe, bur
     assert done.returncode == 2
     assert "no environment passed the quality gate" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["cispo", "grpo", "ppo"])
+def test_every_loss_runs_with_the_kl_component_beside_it(algorithm, recipe, burnish_run):
+    result = burnish_run.result(
+        recipe(),
+        *("--set", f"train.loss.algorithm={algorithm}"),
+        *("--set", "train.loss.kl_coefficient=0.01"),
+    )
+    metrics = RunReader(Path(result["run_dir"])).metrics()
+    kl = [value for _, value in metrics["kl_loss"][""]]
+    assert kl[0] == pytest.approx(0.0, abs=1e-3), "at the first step the policy is the reference"
+    assert max(kl) > 0
+
+
+def test_a_warm_up_is_reported_apart_and_its_items_are_not_sampled_again(recipe, burnish_run):
+    more = "[warmup]\nexamples_per_domain = 5\nbatch_examples = 4\nlr = 1e-3\n"
+    result = burnish_run.result(recipe(more=more))
+    for row in result["domains"].values():
+        assert row["warmed"] is not None
+    reader = RunReader(Path(result["run_dir"]))
+    assert all(int(s.rollout.group_id.rpartition("/")[2]) >= 5 for s in reader.rollouts())
+    assert reader.evaluation("warmed") is not None
