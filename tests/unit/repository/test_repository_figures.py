@@ -23,8 +23,8 @@ def test_every_row_names_its_command(tmp_path: Path) -> None:
     file.write_text(json.dumps([WITH_PEER, WITHOUT | {"note": "not installed"}]))
     lines = FIGURES["table"]([file]).splitlines()
     command = "`python benchmarks/engine.py` |"
-    assert lines[-2] == f"| decode | 1,234 tokens/s | transformers: 617.2 | 2.00 | {command}"
-    assert lines[-1] == f"| decode | 1,234 tokens/s | not installed | - | {command}"
+    assert lines[-2] == f"| decode | 1,234 tokens/s | transformers: 617.2 | 2.00 | 1.5 | {command}"
+    assert lines[-1] == f"| decode | 1,234 tokens/s | not installed | - | 1.5 | {command}"
 
 
 def test_only_the_text_between_the_marks_changes() -> None:
