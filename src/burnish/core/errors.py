@@ -35,12 +35,12 @@ class ClassifiedFailure(Exception):
 def boundary(kind: FailureKind, where: str) -> Iterator[None]:
     """Translate whatever extension code raises into a ClassifiedFailure.
 
-    Failures that are already classified, and cancellation, pass unchanged. A MemoryError or a full
-    disk is the machine's fault, whoever happened to hit it.
+    Failures that are already classified, mistakes that only the user can mend, and cancellation
+    pass unchanged. A MemoryError or a full disk is the machine's fault, whoever happened to hit it.
     """
     try:
         yield
-    except ClassifiedFailure:
+    except (ClassifiedFailure, UserError):
         raise
     except (MemoryError, OSError) as error:
         blamed = (

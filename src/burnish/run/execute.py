@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burnish.core.clock import Clock
-from burnish.core.errors import ClassifiedFailure, one_line
+from burnish.core.errors import ClassifiedFailure, UserError, one_line
 from burnish.core.observer import RunObserver, RunPhase
 from burnish.core.protocols import Environment
 from burnish.core.records import Failure
@@ -21,14 +21,12 @@ from burnish.run.health import Health
 from burnish.run.interrupts import Interrupts
 from burnish.run.loop import Loop, LoopConfig, LoopParts
 from burnish.run.phases import (
-    Gated,
     check_environments,
     evaluation,
-    first_state,
     held_out_suite,
     results_by_name,
-    warm_up,
 )
+from burnish.run.restore import begin_or_restore, refuse_lost_checkpoints
 from burnish.run.result import run_result, worked_seconds
 from burnish.run.session import Session, open_session
 from burnish.run.step_report import StepReporter, peak_rss_bytes
@@ -69,6 +67,7 @@ async def execute(
     interrupts = Interrupts(main)
     saved = checkpoint.latest(directory.checkpoints)
     kind = EventKind.RUN_STARTED if saved is None else EventKind.RUN_RESUMED
+    refuse_lost_checkpoints(directory)
     directory.events.emit(kind, 0)
     failures = _FailureSink(directory, observer)
     with interrupts.installed():
@@ -84,7 +83,7 @@ async def execute(
             cause = _first_cause(group)
             directory.events.emit(EventKind.RUN_FAILED, 0, reason=one_line(cause))
             raise cause from group
-        except ClassifiedFailure as error:
+        except (ClassifiedFailure, UserError) as error:
             directory.events.emit(EventKind.RUN_FAILED, 0, reason=one_line(error))
             raise
 
@@ -110,26 +109,14 @@ async def _phases(
     gated = await check_environments(session)
     environments = gated.environments
     suite = held_out_suite(session, environments)
-    saved = checkpoint.latest(session.directory.checkpoints)
     if suite is not None:
         await evaluation(session, environments, suite, EvalName.BEFORE)
+    payload = await begin_or_restore(session, environments)
     warms = session.config.warmup.examples_per_domain > 0
-    if saved is None:
-        if warms:
-            await warm_up(session, environments)
-        # Published before it is saved: what a checkpoint holds has passed the canary.
-        await session.publisher.publish(1)
-        await session.trainer.save(session.directory.checkpoints, 0, first_state())
-        payload = first_state()
-    else:
-        loaded = await asyncio.to_thread(checkpoint.load, saved)
-        await session.trainer.restore(loaded)
-        payload = loaded.payload
-        await session.publisher.publish(1 + payload["step"])
-        session.directory.events.emit(EventKind.ROLLED_BACK, payload["step"])
     if suite is not None and warms and payload["step"] == 0:
         await evaluation(session, environments, suite, EvalName.WARMED)
-    loop, reporter = _loop(session, environments, payload)
+    scheduler = _scheduler(session.config, environments, payload)
+    loop, reporter = _loop(session, environments, scheduler, payload)
     failures.reporter = reporter
     session.observer.phase(RunPhase.TRAIN, session.config.run.steps)
     with interrupts.gently(loop.stop):
@@ -140,11 +127,15 @@ async def _phases(
         raise RunInterrupted(session.directory.path)
     if suite is not None:
         await evaluation(session, environments, suite, EvalName.AFTER)
-    return await _finish(session, gated)
+    lost = {row.domain: row.quarantined for row in scheduler.table() if row.quarantined}
+    return await _finish(session, {**gated.quarantined, **lost})
 
 
 def _loop(
-    session: Session, environments: Mapping[str, Environment], payload: Mapping[str, Any]
+    session: Session,
+    environments: Mapping[str, Environment],
+    scheduler: DomainScheduler,
+    payload: Mapping[str, Any],
 ) -> tuple[Loop, StepReporter]:
     """The loop as it was at the checkpoint that `payload` comes from, or at its beginning."""
     config, step = session.config, int(payload["step"])
@@ -171,7 +162,7 @@ def _loop(
     )
     parts = LoopParts(
         environments=environments,
-        scheduler=_scheduler(config, environments, payload),
+        scheduler=scheduler,
         admission=_admission(config, payload),
         scale=RunningScale.from_state(payload.get("scale", {})),
         health=_health(session, payload),
@@ -187,9 +178,12 @@ def _loop(
 def _scheduler(
     config: RunConfig, environments: Mapping[str, Environment], payload: Mapping[str, Any]
 ) -> DomainScheduler:
+    # Wishes for a domain that the gate shut out have nobody to apply to.
+    wishes = {n: wish for n, wish in config.schedule.domains.items() if n in environments}
+    schedule = config.schedule.model_copy(update={"domains": wishes})
     if "scheduler" in payload:
-        return DomainScheduler.from_state(payload["scheduler"], config.schedule)
-    return DomainScheduler(tuple(environments), config.schedule)
+        return DomainScheduler.from_state(payload["scheduler"], schedule)
+    return DomainScheduler(tuple(environments), schedule)
 
 
 def _admission(config: RunConfig, payload: Mapping[str, Any]) -> Admission:
@@ -214,7 +208,7 @@ def _health(session: Session, payload: Mapping[str, Any]) -> Health:
     )
 
 
-async def _finish(session: Session, gated: Gated) -> dict[str, Any]:
+async def _finish(session: Session, quarantined: Mapping[str, str]) -> dict[str, Any]:
     """Export the model, write result and report."""
     session.observer.phase(RunPhase.REPORT, 0)
     directory = session.directory
@@ -230,10 +224,12 @@ async def _finish(session: Session, gated: Gated) -> dict[str, Any]:
         ledger=directory.ledger.counts(),
         canary=session.publisher.summary(),
         versions=versions(),
-        quarantined=gated.quarantined,
+        quarantined=quarantined,
         model=model,
     )
     directory.write_result(result)
+    if result["ledger"]["trained"] == 0:
+        session.observer.note("no step had a gradient: the model is unchanged")
     await asyncio.to_thread(write_report, directory.path)
     return result
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from burnish import __version__
 from burnish.core.clock import Clock, SystemClock
@@ -25,6 +26,11 @@ from burnish.run.facts import hardware, versions
 from burnish.store.manifest import Manifest
 from burnish.store.run_directory import RunDirectory
 
+if TYPE_CHECKING:
+    from burnish.model.config import ModelConfig
+
+# Tokens of one cache page; `CoreLimits` has the same default.
+PAGE_TOKENS = 16
 # Two checkpoints of fp32 masters and two moments, the exported model, rollouts and some slack, for
 # each byte of fp32 weights.
 _DISK_PER_WEIGHT_BYTE = 3 * 2 + 1
@@ -69,35 +75,32 @@ def start(
         if finished is not None:
             observer.note(f"{resume}: this run is complete.")
             return RunResult(resume, finished, loaded.to_toml())
+    else:
+        _refuse_unwritable(loaded.value.run.directory)
     # torch and all that hangs on it are imported only now: a mistake in the file is told at once.
     from burnish.model.loading import load_model
     from burnish.run.execute import execute
     from burnish.run.memory import share_one_heap
     from burnish.run.session import build_environments
+    from burnish.schedule.domains import check_schedule
 
     share_one_heap()
-    observer.phase(RunPhase.LOAD, 0)
     environments = build_environments(loaded.value)
+    check_schedule(tuple(environments), loaded.value.schedule)
+    digests = {name: environment.digest for name, environment in environments.items()}
+    observer.phase(RunPhase.LOAD, 0)
     model = load_model(loaded.value.model.source)
+    _refuse_huge_cache(loaded.value, model.config)
     if dry_run:
         return RunResult(None, {}, loaded.to_toml())
     clock = SystemClock()
     if resume is None:
-        manifest = Manifest(
-            burnish_version=__version__,
-            created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            seed=loaded.value.run.seed,
-            versions=versions(),
-            hardware=hardware(),
-            model_digest=model.digest,
-            environments={name: env.digest for name, env in environments.items()},
-        )
+        manifest = _manifest(loaded.value.run.seed, model.digest, digests)
         directory = _create(loaded, config_files, manifest, clock)
     else:
         directory = RunDirectory.open(resume, clock)
     with directory:
         if resume is not None:
-            digests = {name: env.digest for name, env in environments.items()}
             _same_inputs(directory, model.digest, digests)
         num_bytes = 4 * sum(p.numel() for p in model.decoder.parameters())
         ensure_free_space(directory.path, _DISK_PER_WEIGHT_BYTE * num_bytes)
@@ -129,10 +132,48 @@ def _configuration(
     return stored
 
 
+def _refuse_unwritable(directory: Path) -> None:
+    """Told before the model is loaded, not after."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"run.directory = {directory}: {existing} cannot be written to.",
+            fix="choose a directory that you may write with --set run.directory=PATH.",
+        )
+
+
+def _refuse_huge_cache(config: RunConfig, model: ModelConfig) -> None:
+    """A cache larger than the machine's memory can only end in a kill."""
+    num_bytes = (
+        2 * model.num_layers * model.num_kv_heads * model.head_dim
+        * (2 if config.engine.dtype == "bfloat16" else 4)
+        * PAGE_TOKENS * config.engine.num_pages
+    )  # fmt: skip
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > memory // 2:
+        raise UserError(
+            f"engine.num_pages = {config.engine.num_pages} needs {num_bytes / 2**30:,.1f} GiB, "
+            f"this machine has {memory / 2**30:,.1f} GiB.",
+            fix="lower engine.num_pages.",
+        )
+
+
 def _finished(run: Path) -> dict[str, Any] | None:
     from burnish.store.reader import RunReader
 
     return RunReader(run).result()
+
+
+def _manifest(seed: int, model_digest: str, environments: dict[str, str]) -> Manifest:
+    return Manifest(
+        burnish_version=__version__,
+        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seed=seed,
+        versions=versions(),
+        hardware=hardware(),
+        model_digest=model_digest,
+        environments=environments,
+    )
 
 
 def _create(

@@ -5,16 +5,16 @@ Each leaves its result in the run directory, and a resumed run does not repeat w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from burnish.core.disk import write_atomically
-from burnish.core.errors import ClassifiedFailure
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.observer import RunPhase
 from burnish.core.protocols import Environment
-from burnish.core.records import Failure, Message, Rollout, Task
-from burnish.core.vocabulary import FailureKind
+from burnish.core.records import Message, Rollout, Task
 from burnish.evaluate.result import EvaluationResult, SampleResult, result_from_json
 from burnish.evaluate.runner import evaluate
 from burnish.evaluate.suite import Suite, SuiteConfig, build_suite
@@ -46,7 +46,7 @@ async def check_environments(session: Session) -> Gated:
     """Audit every domain of the mix; the run goes on without those that fail.
 
     Raises:
-        ClassifiedFailure: if none passes.
+        UserError: if none passes.
     """
     observer, events = session.observer, session.directory.events
     observer.phase(RunPhase.CHECK, len(session.environments))
@@ -72,11 +72,13 @@ async def check_environments(session: Session) -> Gated:
     admission = Gate().admit(reports)
     for name, reason in admission.quarantined.items():
         events.emit(EventKind.ENVIRONMENT_QUARANTINED, 0, domain=name, reason=reason)
-        observer.note(f"{name} is quarantined, the run goes on without it: {reason}")
+        rest = ", the run goes on without it" if admission.admitted else ""
+        observer.note(f"{name} is quarantined{rest}: {reason}")
     if not admission.admitted:
-        message = "no environment passed the quality gate; `burnish check` shows why"
-        raise ClassifiedFailure(
-            Failure(kind=FailureKind.ENVIRONMENT, where="quality gate", message=message)
+        targets = (session.config.domains[n].environment or n for n in admission.quarantined)
+        raise UserError(
+            "no environment passed the quality gate.",
+            fix=f"burnish check {' '.join(targets)} shows why.",
         )
     admitted = {name: session.environments[name] for name in admission.admitted}
     return Gated(admitted, admission.quarantined)
@@ -128,9 +130,9 @@ async def evaluation(
         on_sample=told,
     )
     ordered = [rollouts[f"{s.domain}/{s.index}/0"] for s in result.samples]
+    _note_invalid(session, result)
     session.directory.write_evaluation(name, ordered)
     write_atomically(path, result.to_json())
-    _note_invalid(session, result)
     summary = {s.domain: s.pass_rate for s in result.summaries()}
     session.directory.events.emit(
         EventKind.EVALUATION_FINISHED, 0, name=name.value, pass_rate=summary
@@ -139,14 +141,23 @@ async def evaluation(
 
 
 def _note_invalid(session: Session, result: EvaluationResult) -> None:
-    """Failures are told beside the numbers, never hidden in them."""
+    """Failures are told beside the numbers, never hidden in them.
+
+    Raises:
+        ClassifiedFailure: if not a single sample has a score: there is nothing to go on with.
+    """
     for s in result.summaries():
         if s.num_scored < s.num_samples:
+            lost = [x.failure for x in result.samples if x.domain == s.domain and x.failure]
+            kinds = Counter(failure.kind.value for failure in lost)
+            blamed = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
             session.observer.note(
-                f"{result.label}: {s.domain} has {s.num_scored} scored of {s.num_samples} samples "
-                f"({s.num_invalid_infra} lost to infrastructure, "
-                f"{s.num_invalid_environment} to the environment)"
+                f"{result.label}: {s.domain} has {s.num_scored} scored of {s.num_samples} samples; "
+                f"failures: {blamed}"
             )
+    failures = [sample.failure for sample in result.samples if sample.failure is not None]
+    if failures and len(failures) == len(result.samples):
+        raise ClassifiedFailure(failures[0])
 
 
 async def warm_up(session: Session, environments: Mapping[str, Environment]) -> None:

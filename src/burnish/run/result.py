@@ -39,6 +39,9 @@ def domain_table(results: Mapping[str, EvaluationResult]) -> dict[str, dict[str,
 
 def _row(name: str, overall: Comparison, learned: Comparison, has_warmed: bool) -> dict[str, Any]:
     whole, part = overall.domains[name], learned.domains[name]
+    if whole.n == 0:
+        # No task has a score on both sides: an invented 0 would read like a result.
+        return {"n": 0} | dict.fromkeys(_FIGURES)
     return {
         "n": whole.n,
         "before": whole.before,
@@ -51,6 +54,19 @@ def _row(name: str, overall: Comparison, learned: Comparison, has_warmed: bool) 
         "rl_ci_low": part.ci_low,
         "rl_ci_high": part.ci_high,
     }
+
+
+_FIGURES = (
+    "before",
+    "warmed",
+    "after",
+    "diff",
+    "ci_low",
+    "ci_high",
+    "rl_diff",
+    "rl_ci_low",
+    "rl_ci_high",
+)
 
 
 def run_result(
@@ -85,9 +101,13 @@ def run_result(
     }
     if domains:
         overall = compare(results["before"], results["after"])
+        learned = compare(results.get("warmed", results["before"]), results["after"])
         result["mean"] = {
             "diff": overall.mean_diff,
             "ci_low": overall.mean_ci_low,
             "ci_high": overall.mean_ci_high,
+            "rl_diff": learned.mean_diff,
+            "rl_ci_low": learned.mean_ci_low,
+            "rl_ci_high": learned.mean_ci_high,
         }
     return result

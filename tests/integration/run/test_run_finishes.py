@@ -50,7 +50,8 @@ def test_every_trained_token_carries_the_version_that_sampled_it_and_none_is_too
 def test_a_broken_environment_is_quarantined_by_name_and_the_run_goes_on_without_it(
     recipe, burnish_run
 ):
-    result = burnish_run.result(recipe("letters", "pays_nothing"))
+    more = "[schedule.domains.pays_nothing]\nweight = 2.0\n"
+    result = burnish_run.result(recipe("letters", "pays_nothing", more=more))
     assert list(result["quarantined"]) == ["pays_nothing"]
     assert set(result["domains"]) == {"letters"}
     reader = RunReader(Path(result["run_dir"]))
@@ -71,12 +72,21 @@ def test_a_verifier_that_breaks_during_training_never_becomes_a_reward(recipe, b
         assert stored.advantages is None
     kinds = {record.failure.kind for record in reader.failures()}
     assert kinds == {"verifier"}
+    assert "database of answers" in result["quarantined"]["breaks_later"]
 
 
 def test_nothing_can_be_learned_where_no_environment_passes_the_gate(recipe, burnish_run):
     done = burnish_run(recipe("pays_nothing"))
     assert done.returncode == 2
     assert "no environment passed the quality gate" in done.stderr
+    assert "burnish check run_environments:PaysNothing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_only_the_user_can_mend_ends_the_run_at_once(recipe, burnish_run):
+    done = burnish_run(recipe(), "--set", "engine.num_pages=1")
+    assert done.returncode == 2
+    assert "num_pages" in done.stderr
     assert "Traceback" not in done.stderr
 
 

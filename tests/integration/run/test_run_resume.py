@@ -2,6 +2,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -145,3 +146,29 @@ def test_a_configuration_changed_on_resume_is_refused_and_nothing_is_touched(
 def test_a_finished_run_is_not_run_again(recipe, burnish_run):
     result = burnish_run.result(recipe())
     assert burnish_run.result("--resume", result["run_dir"]) == result
+
+
+def test_a_resume_without_its_checkpoints_does_not_start_over(recipe, burnish_run):
+    result = burnish_run.result(recipe())
+    directory = Path(result["run_dir"])
+    (directory / "result.json").unlink()
+    shutil.rmtree(directory / "checkpoints")
+    (directory / "checkpoints").mkdir()
+    done = burnish_run("--resume", directory)
+    assert done.returncode == 2
+    assert "checkpoints of this run are gone" in done.stderr
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(recipe, burnish_run):
+    path = recipe(deterministic=True)
+    whole = burnish_run.result(path)
+    directory = Path(whole["run_dir"])
+    digest = burnish_run.weights_digest(directory)
+    (directory / "result.json").unlink()
+    (directory / "evals" / "after.json").unlink()
+    newest = sorted((directory / "checkpoints").glob("step-*"))[-1]
+    with open(newest / "tensors.safetensors", "r+b") as file:
+        file.truncate(1000)
+    resumed = burnish_run.result("--resume", directory)
+    assert resumed["ledger"] == whole["ledger"]
+    assert burnish_run.weights_digest(directory) == digest

@@ -74,7 +74,7 @@ class ServedModel:
             if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
                 raise UserError(
                     f"weight {name} is not finite: refused, the old weights stay.",
-                    fix="lower the learning rate or resume from an earlier checkpoint.",
+                    fix="start a new run with a lower train.lr.",
                 )
 
     def hidden(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
