@@ -10,7 +10,10 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,10 +21,13 @@ import msgspec
 from burnish.core.records import Message, Task
 from burnish.core.vocabulary import Split
 from burnish.quality.hostile import HOSTILE_MESSAGES
+from burnish.quality.pass_share import LOOKS, surely_above, surely_below
 from burnish.quality.subject import Subject, seen
 
-CONSTANT_SHARE = 0.5
-"""A policy that never reads the question may be right by chance on fewer than this share."""
+# Tasks whose answers are tried on others.
+_NUM_DONORS = 16
+# Part of a probe's time after which plays are no longer added to decide a close case.
+_LOOKING_SHARE = 0.3
 
 _NON_ANSWERS = (":", "Thought process:", "I don't know.", '<tool_call>{"name": "", "argum', "....")
 _CONSTANTS = ("0", "1", "A", "yes", "True", "[]", "{}")
@@ -169,17 +175,24 @@ async def degenerate_not_paid(subject: Subject) -> None:
             verdict = await subject.score(task, text)
             if verdict.passed:
                 raise Defect("a non-answer passes", seen(task, text, verdict))
+    deadline_s = _deadline_s(subject)
     for text in _CONSTANTS:
-        pairs = [(task, text) for task in subject.tasks()]
-        await _refuse_common(subject, f"the constant {text!r}", pairs)
+        pairs = ((task, text) for task in subject.tasks(LOOKS[-1]))
+        await _refuse_common(subject, f"the constant {text!r}", pairs, deadline_s)
 
 
 async def other_answers_not_paid(subject: Subject) -> None:
-    """The right answer to one task is not right for most others."""
-    for donor in subject.tasks(2):
-        gold = subject.reference(donor)[-1].content
-        pairs = [(task, gold) for task in subject.tasks() if _text(task) != _text(donor)]
-        await _refuse_common(subject, "another task's answer", pairs)
+    """The right answer to one task, or the most common one, is not right for most others."""
+    deadline_s = _deadline_s(subject)
+    donors = list(subject.tasks(_NUM_DONORS))
+    answers = [subject.reference(donor)[-1].content for donor in donors]
+    common = Counter(answers).most_common(1)[0][0]
+    for gold in dict.fromkeys((answers[0], common)):
+        # Tasks that chose the answer do not judge it: that would flatter the most common one.
+        prompts = {_text(d) for d, answer in zip(donors, answers, strict=True) if answer == gold}
+        others = islice(subject.tasks(_NUM_DONORS + LOOKS[-1]), _NUM_DONORS, None)
+        pairs = ((task, gold) for task in others if _text(task) not in prompts)
+        await _refuse_common(subject, "another task's answer", pairs, deadline_s)
 
 
 async def prompt_does_not_answer(subject: Subject) -> None:
@@ -190,9 +203,10 @@ async def prompt_does_not_answer(subject: Subject) -> None:
         "the prompt's first word": lambda prompt: prompt.split()[0],
         "the prompt's last word": lambda prompt: prompt.split()[-1],
     }
+    deadline_s = _deadline_s(subject)
     for what, piece in pieces.items():
-        pairs = [(task, piece(_text(task))) for task in subject.tasks()]
-        await _refuse_common(subject, what, pairs)
+        pairs = ((task, piece(_text(task))) for task in subject.tasks(LOOKS[-1]))
+        await _refuse_common(subject, what, pairs, deadline_s)
 
 
 async def verdict_deterministic(subject: Subject) -> None:
@@ -233,12 +247,32 @@ PROBES: tuple[Probe, ...] = (
 """All probes, cheap and basic ones first."""
 
 
-async def _refuse_common(subject: Subject, what: str, pairs: Sequence[tuple[Task, str]]) -> None:
-    """Defect if a policy that does not think passes on CONSTANT_SHARE of the tasks or more."""
-    verdicts = [(task, text, await subject.score(task, text)) for task, text in pairs]
-    wins = [(task, text, verdict) for task, text, verdict in verdicts if verdict.passed]
-    if len(wins) >= 2 and len(wins) >= CONSTANT_SHARE * len(verdicts):
-        raise Defect(f"{what} passes {len(wins)} of {len(verdicts)} tasks", seen(*wins[0]))
+async def _refuse_common(
+    subject: Subject, what: str, pairs: Iterable[tuple[Task, str]], deadline_s: float
+) -> None:
+    """Defect if a policy that does not think surely passes on more than MAX_SHARE of the tasks.
+
+    Past the deadline the next look is the last: a slow environment is judged on fewer plays.
+    """
+    plays = wins = 0
+    witness: dict[str, Any] = {}
+    for plays, (task, text) in enumerate(pairs, start=1):
+        verdict = await subject.score(task, text)
+        if verdict.passed:
+            wins += 1
+            witness = witness or seen(task, text, verdict)
+        if plays in LOOKS:
+            if surely_above(wins, plays):
+                raise Defect(f"{what} passes {wins} of {plays} tasks", witness)
+            if surely_below(wins, plays) or time.monotonic() > deadline_s:
+                return
+    if surely_above(wins, plays):
+        raise Defect(f"{what} passes {wins} of {plays} tasks", witness)
+
+
+def _deadline_s(subject: Subject) -> float:
+    """When to stop looking closer, well before the probe counts as hanging."""
+    return time.monotonic() + _LOOKING_SHARE * subject.config.probe_timeout_s
 
 
 def _say(text: str) -> Message:

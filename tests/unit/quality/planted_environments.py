@@ -217,3 +217,37 @@ class NeedsBox(Sound):
             assert await box.read_file("answer") == done.stdout or done.truncated
         assert done.status in (ExecStatus.OK, ExecStatus.OUTPUT)
         return await super().judge(task, done.stdout.decode("utf-8", "replace"), context)
+
+
+class SmallRange(GeneratedEnvironment):
+    """Sound, with so few answers that one is right for many tasks; the prompt ends in `wording`."""
+
+    name = "small_range"
+    description = "Count."
+    wording = ""
+
+    def draw(self, position):
+        rng = self.random(position)
+        digits = " ".join(str(rng.randint(0, 9)) for _ in range(6))
+        count = sum(int(digit) < 3 for digit in digits.split())
+        return Item(f"How many below 3 are in {digits}?{self.wording}", {"count": count})
+
+    def reference(self, task):
+        return answer_message(str(task.payload["count"]))
+
+    async def judge(self, task, answer, context):
+        solved = answer == str(task.payload["count"])
+        return grade(
+            solved=solved, progress=float(solved), in_form=True, expected=task.payload, got=answer
+        )
+
+
+class MostlyTwelve(Sound):
+    """Says 12 to two tasks in three."""
+
+    name = "mostly_twelve"
+
+    def draw(self, position):
+        item = super().draw(position)
+        common = self.random(position + 10**6).random() < 0.67
+        return Item(item.prompt, {"value": "12"} if common else item.payload)
