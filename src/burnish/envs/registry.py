@@ -142,29 +142,41 @@ def _build(target: str, config: Mapping[str, Any] | None) -> object:
         return kind(parameter.annotation(**config))
     try:
         inspect.signature(kind).bind()
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise UserError(
             f"{target} cannot be called without arguments: {error}.",
             fix="give every argument of its constructor a default.",
         ) from error
-    return kind()
+    try:
+        return kind()
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{target} cannot be built: {one_line(error)}.",
+            fix=f"make `{kind.__name__}()` work in Python.",
+        ) from error
 
 
 def _load(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(
             f"cannot import {module_name!r} of environment {target!r}: {one_line(error)}.",
             fix="install the package or put its folder on PYTHONPATH, and try `import` in Python.",
         ) from error
     kind = getattr(module, attribute, None)
     if not callable(kind):
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        near = difflib.get_close_matches(attribute, classes, n=1)
         raise UserError(
             f"module {module_name!r} has no class {attribute!r}.",
-            fix=f"use {module_name}:{near[0]}." if near else "name a class of the module.",
+            fix=f"use {module_name}:{near[0]}."
+            if near
+            else f"use {module_name}:Class with a class of that module, or one of "
+            f"{', '.join(names())}.",
         )
     return kind
 
@@ -172,14 +184,20 @@ def _load(target: str) -> Any:
 def _checked(target: str, built: object) -> Environment:
     """Refuse what is not an environment now, rather than in the middle of a run."""
     parts = ("name", "digest", "tools", "description", "task", "start", "reference")
-    missing = [part for part in parts if not hasattr(built, part)]
+    try:
+        missing = [part for part in parts if not hasattr(built, part)]
+    except Exception as error:
+        raise UserError(
+            f"{target} cannot say what it is: {one_line(error)}.",
+            fix="make its attributes readable without a failure.",
+        ) from error
     if missing:
         raise UserError(
             f"{target} is not an environment: it lacks {', '.join(missing)}.",
             fix="implement burnish.core.protocols.Environment.",
         )
     environment: Environment = built  # type: ignore[assignment]
-    if not _NAME.fullmatch(environment.name):
+    if not isinstance(environment.name, str) or not _NAME.fullmatch(environment.name):
         raise UserError(
             f"{target} calls itself {environment.name!r}.",
             fix="use a name of lower case letters, digits and underscores.",

@@ -31,6 +31,9 @@ def test_hopeless_name_gets_the_list():
         ("json:JSONDecoder", "lacks"),
         ("burnish.envs.reasoning_gym:ReasoningGym", "default"),
         ("burnish.envs.code:COMPILED_CREDIT", "no class"),
+        ("os:path", "use os:Class with a class of that module, or one of calculator"),
+        ("os:getcwd", "lacks"),
+        ("builtins:dict", "builtins:dict"),
     ],
 )
 def test_bad_targets_are_user_errors_of_one_line(name, part):
@@ -48,6 +51,59 @@ def test_a_module_that_breaks_on_import_is_named(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="boom"):
         registry.get("breaks_on_import:Env")
+
+
+BROKEN = """
+import sys
+
+class Raises:
+    def __init__(self):
+        raise ValueError("two\\nlines of trouble")
+
+class Exits:
+    def __init__(self):
+        sys.exit(3)
+
+class Whole:
+    digest = description = "x"
+    tools = ()
+    task = start = reference = None
+
+class RaisesLater(Whole):
+    @property
+    def name(self):
+        raise KeyError("no name yet")
+
+class Unnamed(Whole):
+    name = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("Raises", "two lines of trouble"),
+        ("Exits", "SystemExit"),
+        ("RaisesLater", "no name yet"),
+        ("Unnamed", "None"),
+    ],
+)
+def test_a_constructor_that_raises_is_named_with_its_exception(kind, part, tmp_path, monkeypatch):
+    (tmp_path / "broken_constructors.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=part) as caught:
+        registry.get(f"broken_constructors:{kind}")
+    assert f"broken_constructors:{kind}" in str(caught.value)
+    assert caught.value.fix
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["def broken(:\n", "import sys; sys.exit(3)\n"])
+def test_a_module_that_cannot_be_run_is_named(text, tmp_path, monkeypatch):
+    (tmp_path / "cannot_be_run.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="cannot import 'cannot_be_run'"):
+        registry.get("cannot_be_run:Env")
 
 
 def test_listing_names_imports_no_environment():
