@@ -103,7 +103,7 @@ def _type(field: FieldInfo) -> str:
     if isinstance(annotation, type) and hasattr(annotation, "__members__"):
         return " or ".join(f"`{member.value}`" for member in annotation)
     bounds = [
-        f"{sign} {bound:g}"
+        f"{sign} {bound}" if isinstance(bound, int) else f"{sign} {bound:g}"
         for part in field.metadata
         for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
         if (bound := getattr(part, name, None)) is not None

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from burnish.core.boxes import SandboxPool
+from burnish.core.config import Config
 from burnish.core.errors import boundary
 from burnish.core.protocols import Environment, EpisodeContext
 from burnish.core.records import Message, Task, Verdict
@@ -17,16 +18,14 @@ TokenCounter = Callable[[Sequence[Message]], int]
 """Number of tokens that the policy would have to sample for these assistant messages."""
 
 
-class AuditConfig(BaseModel):
+class AuditConfig(Config):
     """How thoroughly to look."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    num_tasks: int = Field(default=8, ge=4)
-    """Tasks that each probe plays."""
-    num_split_items: int = Field(default=200, ge=10)
+    num_tasks: int = Field(default=8, ge=4, le=10**4)
+    """Tasks that each probe plays; those that ask what passes by chance play as many as needed."""
+    num_split_items: int = Field(default=200, ge=10, le=10**6)
     """Items of each split that are compared."""
-    probe_timeout_s: float = Field(default=60.0, gt=0)
+    probe_timeout_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Bound on one probe: an environment that hangs fails by name."""
 
 

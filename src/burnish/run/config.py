@@ -28,7 +28,7 @@ class RunSection(Config):
     """Where run directories are made."""
     seed: Count = 0
     """Root of all randomness."""
-    steps: Positive = 40
+    steps: Annotated[int, Field(gt=0, le=10**7)] = 40
     """Training steps of reinforcement learning."""
     deterministic: bool = False
     """Fixed lag, and an order of groups that does not depend on the wall clock: equal runs give
@@ -64,20 +64,20 @@ class WarmupSection(Config):
     """Examples per optimizer step."""
     epochs: Positive = 1
     """Passes over the examples."""
-    lr: Annotated[float, Field(gt=0)] = 3e-5
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 3e-5
     """Peak learning rate of the warm-up."""
 
 
 class RolloutSection(Config):
     """How experience is collected."""
 
-    group_size: Annotated[int, Field(ge=2)] = 8
+    group_size: Annotated[int, Field(ge=2, le=1024)] = 8
     """Samples of one task: the leave-one-out baseline needs at least 2."""
-    groups_per_step: Positive = 8
+    groups_per_step: Annotated[int, Field(gt=0, le=10**4)] = 8
     """Groups in one training batch."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature; log-probs are reported under it."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Nucleus mass."""
     max_lag: Count = 1
     """No token older than this many weight versions trains; 0 is on-policy."""
@@ -85,7 +85,7 @@ class RolloutSection(Config):
     """Batches' worth of replacements per step for groups that carry no gradient."""
     max_attempts: Positive = 3
     """Tries for one episode when the machine or the sandbox fails."""
-    step_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    step_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     """Bound on each call into an environment."""
     failures_to_quarantine: Positive = 8
     """Failures of environment or verifier in one domain after which it is quarantined."""
@@ -98,13 +98,13 @@ class EngineSection(Config):
 
     num_threads: Positive = 2
     """CPU threads of a decode step."""
-    num_pages: Positive = 4096
+    num_pages: Annotated[int, Field(gt=0, le=10**7)] = 4096
     """Pages of the key/value cache."""
     max_running: Positive = 96
     """Sequences decoded together."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and cache."""
-    canary_tolerance: Annotated[float, Field(ge=0)] = 0.0
+    canary_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Allowed difference between engine and trainer on the probe, nats; 0 demands equal bits."""
 
 

@@ -38,15 +38,15 @@ class BreakerState(StrEnum):
 class BreakerConfig(Config):
     """When a breaker opens and for how long."""
 
-    window_s: float = Field(default=120.0, gt=0.0)
+    window_s: float = Field(default=120.0, gt=0.0, allow_inf_nan=False)
     """Attempts older than this no longer count."""
     min_failures: int = Field(default=5, ge=1)
     """Failures of one kind inside the window that it takes: fewer are bad luck."""
-    failure_ratio: float = Field(default=0.5, gt=0.0, le=1.0)
+    failure_ratio: float = Field(default=0.5, gt=0.0, le=1.0, allow_inf_nan=False)
     """They must also be at least this part of the domain's attempts in the window."""
-    cooldown_s: float = Field(default=30.0, gt=0.0)
+    cooldown_s: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
     """First pause; doubled whenever the probe fails."""
-    max_cooldown_s: float = Field(default=600.0, gt=0.0)
+    max_cooldown_s: float = Field(default=600.0, gt=0.0, allow_inf_nan=False)
     """Longest pause."""
 
 

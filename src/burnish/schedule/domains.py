@@ -60,7 +60,7 @@ class DomainScheduler:
         Raises:
             UserError: if there are none, or their configured shares cannot be met together.
         """
-        _check(domains, config)
+        check_schedule(domains, config)
         self._config = config
         self._domains = {name: DomainTrack() for name in domains}
         self._floor = DeficitCounters(domains)
@@ -303,7 +303,13 @@ class DomainScheduler:
 _DEFAULT_WISH = DomainShare()
 
 
-def _check(domains: Sequence[str], config: DomainScheduleConfig) -> None:
+def check_schedule(domains: Sequence[str], config: DomainScheduleConfig) -> None:
+    """Refuse a mix that no scheduler can serve; for dry runs, before anything is loaded.
+
+    Raises:
+        UserError: no domain, wishes for a domain that is not trained, or shares that cannot be
+            met together.
+    """
     if not domains:
         raise UserError("No domain to schedule.", fix="name at least one under `envs`.")
     assert len(set(domains)) == len(domains), "duplicate domain"

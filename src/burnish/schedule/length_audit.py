@@ -31,9 +31,9 @@ _BINS_PER_OCTAVE = 8
 class LengthAuditConfig(Config):
     """When a difference counts as a bias."""
 
-    alpha: float = Field(default=0.001, gt=0.0, lt=1.0)
+    alpha: float = Field(default=0.001, gt=0.0, lt=1.0, allow_inf_nan=False)
     """Significance: looked at after every step, so well below the usual 0.05."""
-    tolerance_ratio: float = Field(default=0.02, gt=0.0)
+    tolerance_ratio: float = Field(default=0.02, gt=0.0, allow_inf_nan=False)
     """Mean length of trained over trainable rollouts may differ from 1 by this much."""
 
 

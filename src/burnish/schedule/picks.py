@@ -77,16 +77,16 @@ class DomainShare(Config):
 
     weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     """Multiplies both its value and its part of the floor."""
-    min_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    min_share: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
     """Least share of the budget."""
-    max_share: float = Field(default=1.0, gt=0.0, le=1.0)
+    max_share: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
     """Greatest share of the budget."""
 
 
 class DomainScheduleConfig(Config):
     """How compute is divided between domains."""
 
-    floor: float = Field(default=0.15, gt=0.0, le=1.0)
+    floor: float = Field(default=0.15, gt=0.0, le=1.0, allow_inf_nan=False)
     """Part of the budget dealt out evenly. 0.15 lost nothing in simulation against 0.05 or 0.30."""
     warmup_picks: int = Field(default=2, ge=0)
     """Groups that each domain gets before values count."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
-from burnish.schedule.domains import DomainScheduler
+from burnish.schedule.domains import DomainScheduler, check_schedule
 from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare, PickReason
 
 NAMES = [f"d{i}" for i in range(8)]
@@ -264,6 +264,13 @@ def test_impossible_wishes_are_refused_with_a_fix(domains, config, text):
     with pytest.raises(UserError, match=text) as caught:
         DomainScheduler(domains, DomainScheduleConfig.model_validate(config))
     assert caught.value.fix
+    with pytest.raises(UserError) as early:
+        check_schedule(domains, DomainScheduleConfig.model_validate(config))
+    assert str(early.value) == str(caught.value)
+
+
+def test_possible_wishes_pass_the_check_of_a_dry_run():
+    check_schedule(["a", "b"], DomainScheduleConfig(domains={"a": DomainShare(min_share=0.7)}))
 
 
 def test_a_state_of_another_version_is_refused():

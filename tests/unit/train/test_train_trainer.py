@@ -78,8 +78,9 @@ def step_sequences(seed: int = 0, num_groups: int = 3) -> list[TrainSequence]:
     return found
 
 
-FP32 = TrainConfig(
-    dtype="float32", lr=1e-2, warmup_steps=0, micro_batch_tokens=40, max_grad_norm=1e9
+# Micro-batches below what a run may set, so that a handful of short rollouts already needs some.
+FP32 = TrainConfig(dtype="float32", lr=1e-2, warmup_steps=0, max_grad_norm=1e9).model_copy(
+    update={"micro_batch_tokens": 40}
 )
 
 
