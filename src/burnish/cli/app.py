@@ -18,6 +18,8 @@ def build_app() -> App:
         "help_format": "plaintext",
         "default_parameter": Parameter(negative=(), show_default=False),
         "version": __version__,
+        # An interrupt carries how to go on with the run; cyclopts would swallow it and exit.
+        "suppress_keyboard_interrupt": False,
     }
     app = App(name="burnish", help=_HELP, **options)
     app.command(

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TextIO
 
 EXIT_BUG = 1
 EXIT_USER = 2
@@ -16,6 +17,7 @@ EXIT_BROKEN_PIPE = 141
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 done, 1 our fault, 2 the user's, 130 interrupted."""
+    _replace_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     if debug:
@@ -51,12 +53,16 @@ class ErrorsForPeople:
         # Colours and the like are not worth an import here: this also runs when imports fail.
         if isinstance(error, BrokenPipeError):
             # The reader of our output left. Python would complain again when it flushes stdout.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            _discard(sys.stdout)
             raise SystemExit(EXIT_BROKEN_PIPE) from None
         if isinstance(error, KeyboardInterrupt):
             self._say(str(error) or "Interrupted.", code="interrupted")
             raise SystemExit(EXIT_INTERRUPTED) from None
-        what = _users_mistake(error, debug=self._debug)
+        if isinstance(error, OSError) and error.filename is None and _was_speaking(tb):
+            _discard(sys.stdout)
+            what: str | None = f"stdout: {error.strerror}. Fix: send the output elsewhere"
+        else:
+            what = _users_mistake(error, debug=self._debug)
         if what is not None:
             self._say(what, code="user_error")
             raise SystemExit(EXIT_USER) from None
@@ -72,12 +78,52 @@ class ErrorsForPeople:
         raise SystemExit(EXIT_BUG) from None
 
     def _say(self, text: str, *, code: str) -> None:
-        sys.stderr.write(f"burnish: {text}\n")
+        _write(sys.stderr, f"burnish: {text}\n")
+        line = ""
         if self._as_json:
             import json
 
-            sys.stdout.write(json.dumps({"error": {"code": code, "message": text}}) + "\n")
-        sys.stdout.flush()
+            error = {"error": {"code": code, "message": text}}
+            line = json.dumps(error, separators=(",", ":")) + "\n"
+        _write(sys.stdout, line)
+
+
+def _replace_closed_streams() -> None:
+    """Python has None for a stream that its parent closed; the output then goes nowhere.
+
+    Opening in the order of the descriptors takes their places, so that no file of a run does.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write and flush; a stream that takes nothing must not hide the exit status."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError:
+        _discard(stream)
+
+
+def _was_speaking(tb: TracebackType | None) -> bool:
+    """Whether an error left the code that prints: a full stdout is no lack of space for runs."""
+    writer = ""
+    while tb is not None:
+        writer, tb = str(tb.tb_frame.f_globals.get("__name__")), tb.tb_next
+    return writer.startswith(("burnish.cli.", "rich.", "cyclopts.")) or writer == "__main__"
+
+
+def _discard(stream: TextIO) -> None:
+    """Let a stream end nowhere: Python flushes it once more at exit."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 def _users_mistake(error: BaseException, *, debug: bool) -> str | None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from burnish.core.vocabulary import Split
+from burnish.core.vocabulary import FailureKind, Split
+
+_MAX_INDEX = 2**31 - 1
 
 if TYPE_CHECKING:
     from burnish.cli.player import Player
@@ -21,11 +23,12 @@ def play(
     index: int = 0,
     split: Split = Split.TRAIN,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
-) -> None:
+) -> int:
     """Play an episode in the terminal: see the prompt, answer, get the verdict.
 
     End an answer with a line that holds a single dot, or with Ctrl-D. Other lines:
-    /call NAME {JSON} calls a tool, /reference plays the oracle's turn, /quit leaves.
+    /call NAME {JSON} calls a tool, /reference plays the oracle's turn, /quit leaves without a
+    verdict. With --json, leaving gives the outcome "abandoned" and exit status 2.
 
     Args:
         domain: environment, a name of `burnish env list` or module:Class.
@@ -34,21 +37,26 @@ def play(
         as_json: the verdict as JSON, last line of stdout.
     """
     from burnish.cli.console import write_json
+    from burnish.cli.main import EXIT_USER
     from burnish.cli.player import Player
-    from burnish.core.errors import UserError
+    from burnish.core.errors import UserError, boundary
     from burnish.envs import registry
 
     if index < 0:
         raise UserError(f"--index {index} is below 0.", fix="use 0 or more.")
+    if index > _MAX_INDEX:
+        raise UserError(f"--index {index} is too large.", fix=f"use at most {_MAX_INDEX}.")
     environment = registry.get(domain)
     player = Player(sys.stdin, sys.stderr if as_json else sys.stdout)
-    verdict = asyncio.run(_play(environment, environment.task(split, index), player))
-    if verdict is None:
-        return
+    with boundary(FailureKind.ENVIRONMENT, f"envs.{environment.name}.task"):
+        task = environment.task(split, index)
+    verdict = asyncio.run(_play(environment, task, player))
     if as_json:
-        write_json(verdict)
-    else:
+        write_json(verdict or {"outcome": "abandoned"})
+        return EXIT_USER if verdict is None else 0
+    if verdict is not None:
         player.show_verdict(verdict)
+    return 0
 
 
 async def _play(environment: "Environment", task: "Task", player: "Player") -> "Verdict | None":

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.text import Text
@@ -16,10 +19,15 @@ from burnish.core.vocabulary import FailureKind
 from burnish.observe.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-HINT = "Your turn. End with a line that holds a single dot."
-HINT_TOOLS = 'Your turn. End with a single dot, or: /call NAME {"argument": "value"}'
+_HINT = (
+    "Your turn. End with a line that holds a single dot. /reference plays the oracle, /quit leaves."
+)
+_HINT_TOOLS = (
+    'Your turn. End with a single dot, or: /call NAME {"argument": "value"}. '
+    "/reference plays the oracle, /quit leaves."
+)
 
 
 async def play_episode(
@@ -59,7 +67,9 @@ class Player:
 
     def show_task(self, task: Task, tools: Sequence[ToolSpec]) -> None:
         """The prompt and the tools on offer."""
-        where = f"{task.domain}, {task.split} task {task.index}"
+        # As the flag spells it.
+        split = task.split.replace("_", "-")
+        where = f"{task.domain}, {split} task {task.index}"
         self._console.print(Text(f"{where}, {task.max_turns} turn(s)", style="bold"))
         self.show(task.prompt)
         if tools:
@@ -77,7 +87,7 @@ class Player:
 
     def ask(self, tools: Sequence[ToolSpec], oracle: Message | None) -> Message | None:
         """One turn; None when the player leaves."""
-        self._console.print(Text(f"\n{HINT_TOOLS if tools else HINT}", style="dim"))
+        self._console.print(Text(f"\n{_HINT_TOOLS if tools else _HINT}", style="dim"))
         while True:
             text = self._read()
             if text is None or text == "/quit":
@@ -120,7 +130,8 @@ class Player:
         """Lines up to a dot, a command or the end; None if there is nothing left to read."""
         lines: list[str] = []
         while True:
-            line = self._source.readline()
+            with _interrupts_at_once():
+                line = self._source.readline()
             if not line:
                 return "\n".join(lines) if lines else None
             line = line.rstrip("\r\n")
@@ -146,6 +157,19 @@ class Player:
     def problem(self, text: str) -> None:
         """Something that the player should know."""
         self._console.print(Text(printable(text), style="yellow"))
+
+
+@contextmanager
+def _interrupts_at_once() -> Iterator[None]:
+    """asyncio turns the first Ctrl-C into a cancellation, which a blocking read never sees."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _COMMANDS = frozenset({"/call", "/reference", "/quit"})

@@ -121,6 +121,9 @@ def test_a_missing_package_names_the_install_command(capsys: pytest.CaptureFixtu
 
 def test_errors_are_json_too_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     outcome(UserError("x.", fix="y."), as_json=True)
+    line = '{"error":{"code":"user_error","message":"x. Fix: y."}}\n'
+    assert capsys.readouterr().out == line
+    outcome(UserError("x.", fix="y."), as_json=True)
     error = json.loads(capsys.readouterr().out.splitlines()[-1])["error"]
     assert error == {"code": "user_error", "message": "x. Fix: y."}
 
@@ -138,6 +141,7 @@ def test_errors_are_json_too_when_asked(capsys: pytest.CaptureFixture[str]) -> N
         ("config", "explain"),
         ("env", "play", "absent"),
         ("env", "play", "chain_sum", "--index", "-1"),
+        ("env", "play", "chain_sum", "--index", str(2**31)),
         ("env", "play", "chain_sum", "--split", "nope"),
         ("check", "absent"),
     ],

@@ -101,7 +101,7 @@ def test_the_reference_passes_when_a_person_plays_it(
     captured = capsys.readouterr()
     verdict = json.loads(captured.out)
     assert (verdict["score"], verdict["passed"]) == (1.0, True)
-    assert "held_out task 0" in captured.err
+    assert "held-out task 0" in captured.err
 
 
 def test_a_wrong_answer_of_several_lines_is_judged(
@@ -119,6 +119,17 @@ def test_leaving_gives_no_verdict(
 ) -> None:
     assert play(monkeypatch, text, "calculator") == 0
     assert "score" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "/quit\n"])
+def test_leaving_is_an_outcome_for_programs(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play(monkeypatch, text, "formatting", "--json") == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"outcome": "abandoned"}
+    assert "/reference" in captured.err
+    assert "/quit" in captured.err
 
 
 def test_control_characters_of_an_answer_do_not_reach_the_terminal(
