@@ -80,6 +80,10 @@ class BoxView(Record, frozen=True, kw_only=True):
     """Read-only directories and links."""
     etc: tuple[tuple[str, str], ...]
     """(source, path below /etc) of read-only files and directories."""
+    hidden: tuple[str, ...]
+    """Directories below `system` that must look empty."""
+    empty: str
+    """Host-side empty directory, shown in their place."""
     storage: str
     """Host-side directory with `work`, `tmp` and `shm`, on a file system of limited size."""
 
@@ -115,6 +119,8 @@ def box_options(
             options += ["--symlink", entry.link, entry.path]
         else:
             options += ["--ro-bind", entry.path, entry.path]
+    for path in view.hidden:
+        options += ["--ro-bind", view.empty, path]
     for source, name in view.etc:
         options += ["--ro-bind", source, f"/etc/{name}"]
     options += ["--proc", "/proc", "--dev", "/dev"]

@@ -24,6 +24,8 @@ from burnish.sandbox.namespace import Identity, mount_tmpfs, resize_tmpfs, unmou
 from burnish.sandbox.process import START_DEADLINE_S, Command, Run, uninterrupted
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
+EMPTY = "empty"
+"""Name below the keeper's base of the directory that covers what boxes must not see."""
 _REMOVAL_TRIES = 50
 _REMOVAL_PAUSE_S = 0.01
 
@@ -36,6 +38,8 @@ class Host(NamedTuple):
     base: Path
     """Directory of the boxes, visible to the keeper only."""
     system: tuple[HostPath, ...]
+    hidden: tuple[str, ...]
+    """See `BoxView`."""
     etc: tuple[tuple[str, str], ...]
     seccomp: bytes
     controllers: Controllers | None
@@ -148,7 +152,13 @@ class Box:
 
     def _make_plan(self) -> Plan:
         host, group = self._host, self._group
-        view = BoxView(system=host.system, etc=host.etc, storage=str(self._storage))
+        view = BoxView(
+            system=host.system,
+            etc=host.etc,
+            hidden=host.hidden,
+            empty=str(host.base / EMPTY),
+            storage=str(self._storage),
+        )
 
         async def attach(pid: int) -> None:
             assert group is not None

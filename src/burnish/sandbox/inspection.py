@@ -4,6 +4,8 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
@@ -15,13 +17,14 @@ from burnish.sandbox.argv import (
     parse_features,
 )
 from burnish.sandbox.attacher import Attacher
-from burnish.sandbox.box import Box, Host
+from burnish.sandbox.box import EMPTY, Box, Host
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.namespace import box_identity, enter, make_base, namespace_fix
 from burnish.sandbox.seccomp import build_filter
 
 INSTALL_FIX = "sudo apt-get install bubblewrap"
 _SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_OWN_PACKAGE = str(Path(__file__).parents[1])
 _PASSWD = "root:x:0:0::/nonexistent:/bin/false\nnobody:x:65534:65534::/work:/bin/sh\n"
 _GROUP = "root:x:0:\nnogroup:x:65534:\n"
 _SELF_TEST_LINES = {
@@ -73,11 +76,14 @@ async def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities,
     base = make_base()
     controllers = _controllers() if use_control_groups else None
     attacher = Attacher() if controllers else None
+    (base / EMPTY).mkdir(mode=0o755)
+    system = system_paths()
     host = Host(
         bwrap=bwrap,
         features=features,
         base=base,
-        system=system_paths(),
+        system=system,
+        hidden=hidden_paths([*sys.path, _OWN_PACKAGE], system),
         etc=_make_etc(base),
         seccomp=seccomp,
         controllers=controllers,
@@ -108,6 +114,24 @@ def system_paths() -> tuple[HostPath, ...]:
             found.append(HostPath(path, os.readlink(path)))
         elif os.path.isdir(path):
             found.append(HostPath(path, None))
+    return tuple(found)
+
+
+def hidden_paths(search_path: Sequence[str], system: Sequence[HostPath]) -> tuple[str, ...]:
+    """Where environments, their generators and so their answers lie in what a box sees.
+
+    These are the directories of installed packages on our own search path, and this package itself.
+    The standard library stays visible: it may be the one that code in the box runs on.
+    """
+    shown = [os.path.realpath(entry.path) + "/" for entry in system if entry.link is None]
+    found: list[str] = []
+    for path in sorted({os.path.realpath(path) for path in search_path if path}):
+        holds_packages = path.endswith(("/site-packages", "/dist-packages"))
+        if not (holds_packages or path == os.path.realpath(_OWN_PACKAGE)):
+            continue
+        covered = any(path.startswith(above + "/") for above in found)
+        if path.startswith(tuple(shown)) and os.path.isdir(path) and not covered:
+            found.append(path)
     return tuple(found)
 
 

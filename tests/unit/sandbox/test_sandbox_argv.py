@@ -20,6 +20,8 @@ from burnish.sandbox.argv import (
 VIEW = BoxView(
     system=(HostPath("/usr", None), HostPath("/bin", "usr/bin"), HostPath("/lib64", None)),
     etc=(("/base/passwd", "passwd"),),
+    hidden=("/usr/lib/python3/dist-packages",),
+    empty="/base/empty",
     storage="/base/box-1",
 )
 OLD = BwrapFeatures(options=REQUIRED_OPTIONS, version="0.4.0")
@@ -52,6 +54,12 @@ def test_only_the_boxs_own_storage_is_writable() -> None:
     assert max(i for i, text in enumerate(options) if text == "--bind") < options.index(
         "--remount-ro"
     )
+
+
+def test_what_is_hidden_is_covered_after_its_parent_is_shown() -> None:
+    bound = pairs(box_options(VIEW, OLD), "--ro-bind")
+    cover = ("/base/empty", "/usr/lib/python3/dist-packages")
+    assert bound.index(cover) > bound.index(("/usr", "/usr"))
 
 
 def test_links_of_the_host_stay_links() -> None:

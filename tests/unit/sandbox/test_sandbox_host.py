@@ -11,7 +11,8 @@ import pytest
 from burnish.core.boxes import Limits
 from burnish.core.errors import UserError
 from burnish.sandbox import probe as probing
-from burnish.sandbox.inspection import INSTALL_FIX, find_bwrap
+from burnish.sandbox.argv import HostPath
+from burnish.sandbox.inspection import INSTALL_FIX, find_bwrap, hidden_paths
 from burnish.sandbox.interpreter import find_python, python_argv
 from burnish.sandbox.limits import check_limits, ulimits
 from burnish.sandbox.namespace import Identity, box_identity, namespace_fix
@@ -197,3 +198,29 @@ def test_a_pool_can_be_closed_without_use() -> None:
         pytest.skip(str(error))
     asyncio.run(pool.close())
     asyncio.run(pool.close())
+
+
+def test_installed_packages_below_a_system_directory_are_hidden(tmp_path: Path) -> None:
+    system = [HostPath(str(tmp_path / "usr"), None), HostPath(str(tmp_path / "lib"), "usr/lib")]
+    paths = [
+        "usr/lib/python3/dist-packages",
+        "usr/lib/python3/dist-packages/inner/site-packages",
+        "usr/local/venv/lib/python3.11/site-packages",
+        "usr/lib/python3.11",
+        "usr/bin",
+        "home/venv/site-packages",
+    ]
+    for path in paths:
+        (tmp_path / path).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "lib").symlink_to("usr/lib")
+    search = [str(tmp_path / path) for path in (*paths, "lib/python3/dist-packages", "usr/absent")]
+    assert hidden_paths([*search, ""], system) == (
+        str(tmp_path / paths[0]),
+        str(tmp_path / paths[2]),
+    )
+
+
+def test_this_package_itself_is_hidden_where_a_box_would_see_it() -> None:
+    own = Path(probing.__file__).parents[1]
+    assert hidden_paths([str(own)], [HostPath(str(own.parent), None)]) == (str(own),)
+    assert hidden_paths([str(own)], [HostPath("/usr/lib", None)]) == ()
