@@ -161,7 +161,7 @@ class Player:
 
 @contextmanager
 def _interrupts_at_once() -> Iterator[None]:
-    """asyncio turns the first Ctrl-C into a cancellation, which a blocking read never sees."""
+    """The loop makes the first Ctrl-C a cancellation, which a blocking read never sees."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -5,6 +5,8 @@ Rates and scores are ratios in [0, 1]; differences are ratios too and are shown 
 
 from typing import Literal
 
+import msgspec
+
 from burnish.core.records import Record
 
 
@@ -40,6 +42,28 @@ class DomainResult(Record, frozen=True, kw_only=True):
         if self.ci_low > 0:
             return "up"
         return "down" if self.ci_high < 0 else "flat"
+
+
+class LostDomain(Record, frozen=True, kw_only=True):
+    """A domain without a held-out result: it was shut out on the way."""
+
+    name: str
+    """Domain."""
+    before: float | None = None
+    """Pass rate of the base model, if it was measured."""
+    warmed: float | None = None
+    """Pass rate after the warm-up, if it was measured."""
+
+
+class Interval(Record, frozen=True, kw_only=True):
+    """A difference and its paired 95 % interval, if it has one."""
+
+    diff: float
+    """The difference, as a ratio."""
+    low: float | None = None
+    """Lower end."""
+    high: float | None = None
+    """Upper end."""
 
 
 class Curve(Record, frozen=True, kw_only=True):
@@ -189,6 +213,8 @@ class TokenView(Record, frozen=True, kw_only=True):
 
     domain: str
     """Domain."""
+    why: str
+    """Why this one of its group: best or worst."""
     rollout_id: str
     """Its id in the ledger."""
     score: float | None
@@ -219,6 +245,17 @@ class Gate(Record, frozen=True, kw_only=True):
     """What failed, or what was checked."""
 
 
+class CanaryFact(Record, frozen=True, kw_only=True):
+    """One finding of the served-weights canary."""
+
+    name: str
+    """What was found out, in words."""
+    value: str
+    """The value with its unit."""
+    meaning: str
+    """What it tells."""
+
+
 class ReportData(Record, frozen=True, kw_only=True):
     """Everything on the page. Empty parts are left out of it."""
 
@@ -236,8 +273,18 @@ class ReportData(Record, frozen=True, kw_only=True):
     """Training steps done."""
     domains: tuple[DomainResult, ...]
     """The headline table."""
-    mean_interval: tuple[float, float] | None = None
-    """Paired 95 % interval of the mean gain over domains."""
+    lost: tuple[LostDomain, ...] = ()
+    """Domains without a result."""
+    mean_gain: Interval | None = None
+    """Mean over domains of after - before."""
+    mean_rl_gain: Interval | None = None
+    """Mean over domains of after - warmed, if there was a warm-up."""
+    steps_with_gradient: int | None = None
+    """Training steps that had a gradient; None if unknown."""
+    quarantined: dict[str, str] = msgspec.field(default_factory=dict)
+    """Domains that were shut out, before or during training, and why."""
+    problems: tuple[str, ...] = ()
+    """Parts of the run directory that are missing or cannot be read."""
     curves: tuple[Curve, ...]
     """Reward curves."""
     ledger: LedgerView
@@ -258,8 +305,8 @@ class ReportData(Record, frozen=True, kw_only=True):
     """Inside trained rollouts."""
     gates: tuple[Gate, ...]
     """Audit of the environments."""
-    canary: dict[str, str]
-    """The served-weights canary: name to value."""
+    canary: tuple[CanaryFact, ...]
+    """The served-weights canary."""
     facts: tuple[tuple[str, str], ...]
     """Versions, hardware, seed, paths."""
     config: tuple[Origin, ...]

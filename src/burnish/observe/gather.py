@@ -1,17 +1,21 @@
 """Turns a run directory into `ReportData`. Works on finished, interrupted and running runs."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
+from burnish.core.errors import UserError
+from burnish.core.records import Rollout
 from burnish.observe.data import (
+    CanaryFact,
     Curve,
-    DomainResult,
     FailureCount,
     Gate,
+    Interval,
     LedgerView,
     LengthRow,
     Origin,
@@ -19,10 +23,13 @@ from burnish.observe.data import (
     ReportData,
     Shares,
 )
+from burnish.observe.outcomes import domain_results, lost_domains
 from burnish.observe.token_text import find_token_text
 from burnish.observe.transcripts import samples, token_views
+from burnish.store.ledger_counts import LedgerCounts
 from burnish.store.metrics import Series
 from burnish.store.reader import RunReader
+from burnish.store.run_directory import EvalName
 from burnish.telemetry import catalogue
 from burnish.telemetry.events import Event, EventKind
 from burnish.telemetry.metrics import Metric
@@ -38,43 +45,109 @@ _PANELS: tuple[tuple[str, Metric], ...] = (
     ("Engine against trainer", catalogue.KL_ENGINE_K3),
     ("Gradient norm", catalogue.GRAD_NORM),
 )
-_ENDINGS = {
-    EventKind.RUN_FINISHED: "complete",
-    EventKind.RUN_INTERRUPTED: "Stopped after step {step}. It can be resumed.",
-    EventKind.RUN_FAILED: "An error ended this run after step {step}. It can be resumed.",
+_PARTS = ("config.resolved.toml", "ledger.sqlite", "metrics", "evals", "events.jsonl")
+_CANARY = {
+    "ok": ("engine serves the trained weights", "", "Anything but yes would have stopped the run."),
+    "num_checks": ("checks", "", "One after each delivery of weights to the engine."),
+    "max_abs_diff": (
+        "largest difference",
+        "nats",
+        "Between engine and trainer on any probe token.",
+    ),
+    "tolerance": ("allowed difference", "nats", "0 demands equal bits."),
+    "probe_tokens": ("length of the probe", "tokens", "The fixed text that both score."),
+    "version": ("version of the weights", "", "Deliveries up to the last check."),
 }
+
+T = TypeVar("T")
+
+
+class _Reading:
+    """Reads what can be read and remembers what cannot."""
+
+    def __init__(self, run: Path) -> None:
+        missing = [name for name in _PARTS if not (run / name).exists()]
+        self.problems = [f"{name} is missing from this run directory." for name in missing]
+        self._missing = missing
+
+    def __call__(self, read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except UserError as error:
+            # What is missing was named already.
+            if not any(error.what.endswith(f"{name}: missing.") for name in self._missing):
+                self.problems.append(error.what)
+            return otherwise
 
 
 def gather(reader: RunReader) -> ReportData:
-    """Read everything that the page shows."""
-    result = reader.result() or {}
-    series = reader.metrics()
-    events = list(reader.events())
-    config = reader.config()
-    after = reader.evaluation("after") or []
+    """Read everything that the page shows; what cannot be read is named on the page."""
+    read = _Reading(reader.path)
+    result = read(reader.result, None) or {}
+    series: Series = read(reader.metrics, {})
+    events: list[Event] = read(lambda: list(reader.events()), [])
+    config: dict[str, Any] = read(reader.config, {})
+    before, after = (
+        _evaluation(reader, read, EvalName(name), bool(result.get("domains")))
+        for name in ("before", "after")
+    )
+    gates = _gates(events)
+    counts = read(reader.ledger, None)
+    if counts is None and not any("ledger.sqlite" in problem for problem in read.problems):
+        read.problems.append("ledger.sqlite holds no ledger.")
     return ReportData(
-        title=reader.path.absolute().name,
-        model=str(config.get("model", {}).get("source", "unknown model")),
+        title=_title(reader, config),
+        model=str(_table(config.get("model")).get("source", "unknown model")),
         status="complete" if result else _status(events, _num_steps(series)),
         wall_s=result.get("wall_s"),
         peak_rss_bytes=result.get("peak_rss_bytes"),
         num_steps=_num_steps(series),
-        domains=_domains(result),
-        mean_interval=_mean_interval(result),
+        domains=domain_results(result),
+        lost=lost_domains(result),
+        mean_gain=_mean_gain(result, "diff", "ci_low", "ci_high"),
+        mean_rl_gain=_mean_gain(result, "rl_diff", "rl_ci_low", "rl_ci_high"),
+        steps_with_gradient=_steps_with_gradient(series),
+        quarantined={g.name: g.detail for g in gates if not g.passed}
+        | {name: str(reason) for name, reason in _table(result.get("quarantined")).items()},
         curves=tuple(_curves(series)),
-        ledger=_ledger(reader),
-        failures=_failures(reader),
+        ledger=_ledger(counts),
+        failures=read(lambda: _failures(reader), ()),
         panels=tuple(_panels(series)),
         bottleneck=bottleneck(series),
-        lengths=_lengths(reader),
+        lengths=read(lambda: _lengths(reader), ()),
         shares=_shares(series),
-        samples=samples(reader.evaluation("before") or [], after),
-        token_views=token_views(reader.sample_rollouts(8), find_token_text(reader.path)),
-        gates=_gates(events),
-        canary={k.replace("_", " "): _plain(v) for k, v in _table(result.get("canary")).items()},
+        samples=samples(before, after),
+        token_views=read(
+            lambda: token_views(reader.latest_trained_groups(), find_token_text(reader.path)), ()
+        ),
+        gates=gates,
+        canary=tuple(_canary(result)),
         facts=tuple(_facts(reader)),
-        config=tuple(config_origins(reader.config_text())),
+        config=tuple(config_origins(read(reader.config_text, "") if config else "")),
+        problems=tuple(dict.fromkeys(read.problems)),
     )
+
+
+def _evaluation(reader: RunReader, read: _Reading, name: EvalName, needed: bool) -> list[Rollout]:
+    found: list[Rollout] | None = read(lambda: reader.evaluation(name), [])
+    if found is None and needed:
+        read.problems.append(f"evals/{name}.parquet is missing from this run directory.")
+    return found or []
+
+
+def _title(reader: RunReader, config: Mapping[str, Any]) -> str:
+    """The name that the run was given: a copied directory may be called anything."""
+    name = _table(config.get("run")).get("name")
+    if not name:
+        return reader.path.absolute().name
+    return f"{name}, {reader.manifest.created_at[:16].replace('T', ' ')}"
+
+
+def _canary(result: Mapping[str, Any]) -> Iterator[CanaryFact]:
+    for key, value in _table(result.get("canary")).items():
+        name, unit, meaning = _CANARY.get(key, (key.replace("_", " "), "", ""))
+        text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else _plain(value)
+        yield CanaryFact(name=name, value=f"{text} {unit}".rstrip(), meaning=meaning)
 
 
 def bottleneck(series: Series) -> str:
@@ -107,27 +180,32 @@ def config_origins(text: str) -> Iterator[Origin]:
 
 def _status(events: list[Event], num_steps: int) -> str:
     for event in reversed(events):
-        if event.kind in _ENDINGS:
-            return _ENDINGS[event.kind].format(step=num_steps)
+        if event.kind is EventKind.RUN_FINISHED:
+            return "complete"
+        if event.kind is EventKind.RUN_INTERRUPTED:
+            return f"Stopped after step {num_steps}. It can be resumed."
+        if event.kind is EventKind.RUN_FAILED:
+            reason = " ".join(str(event.data.get("reason") or "the reason is unknown").split())
+            return f"This run failed after step {num_steps}: {reason}. It can be resumed."
         if event.kind in (EventKind.RUN_STARTED, EventKind.RUN_RESUMED):
             break
     return "This run was still going, or was killed, when this page was written."
 
 
-def _domains(result: Mapping[str, Any]) -> tuple[DomainResult, ...]:
-    names = {field.name for field in msgspec.structs.fields(DomainResult)} - {"name"}
-    rows = []
-    for name, row in _table(result.get("domains")).items():
-        known = {key: value for key, value in row.items() if key in names}
-        if all(known.get(key) is not None for key in ("before", "after", "ci_low", "ci_high")):
-            rows.append(DomainResult(name=name, **known))
-    return tuple(rows)
-
-
-def _mean_interval(result: Mapping[str, Any]) -> tuple[float, float] | None:
+def _mean_gain(result: Mapping[str, Any], diff: str, low: str, high: str) -> Interval | None:
+    """From the result; without it the mean of the rows, which has no interval."""
     mean = _table(result.get("mean"))
-    low, high = mean.get("ci_low"), mean.get("ci_high")
-    return None if low is None or high is None else (float(low), float(high))
+    if mean.get(diff) is not None:
+        return Interval(diff=float(mean[diff]), low=mean.get(low), high=mean.get(high))
+    rows = [row for row in _table(result.get("domains")).values() if row.get(diff) is not None]
+    return Interval(diff=sum(row[diff] for row in rows) / len(rows)) if rows else None
+
+
+def _steps_with_gradient(series: Series) -> int | None:
+    if not _num_steps(series):
+        return None
+    points = series.get(catalogue.GRAD_NORM.name, {}).get("", [])
+    return sum(isfinite(value) and value > 0 for _, value in points)
 
 
 def _curves(series: Series) -> Iterator[Curve]:
@@ -144,8 +222,7 @@ def _curves(series: Series) -> Iterator[Curve]:
         )
 
 
-def _ledger(reader: RunReader) -> LedgerView:
-    counts = reader.ledger()
+def _ledger(counts: LedgerCounts | None) -> LedgerView:
     if counts is None:
         return LedgerView(dispatched=0, trained=0, in_flight=0, dropped={})
     return LedgerView(
@@ -269,9 +346,7 @@ def _tail(lengths: list[int]) -> float:
 
 
 def _table(value: object) -> dict[str, Any]:
-    if value is None:
-        return {}
-    return value if isinstance(value, dict) else {"verdict": value}
+    return value if isinstance(value, dict) else {}
 
 
 def _plain(value: object) -> str:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from burnish.core.vocabulary import DropReason
 from burnish.observe import charts
-from burnish.observe.data import ReportData
+from burnish.observe.data import Interval, ReportData
 from burnish.observe.duration import duration
 
 _REASONS = {
@@ -39,7 +39,8 @@ def render(data: ReportData) -> str:
         css=Markup(css),
         charts=charts,
         span=charts.interval_span(data.domains),
-        warmed=any(row.warmed is not None for row in data.domains),
+        warmed=any(row.warmed is not None for row in data.domains)
+        or any(row.warmed is not None for row in data.lost),
         reasons=_REASONS,
         headline=headline(data),
         subline=_subline(data),
@@ -53,10 +54,15 @@ def headline(data: ReportData) -> str:
     """The result in one sentence."""
     if not data.domains:
         return f"{data.title}: no held-out result yet"
-    before = sum(row.before for row in data.domains) / len(data.domains)
-    after = sum(row.after for row in data.domains) / len(data.domains)
-    domains = "1 domain" if len(data.domains) == 1 else f"{len(data.domains)} domains"
-    change = f"from {charts.percent(before)} to {charts.percent(after)}"
+    num = len(data.domains)
+    before = charts.percent(sum(row.before for row in data.domains) / num)
+    after = charts.percent(sum(row.after for row in data.domains) / num)
+    warmed = [row.warmed for row in data.domains if row.warmed is not None]
+    change = f"from {before} to {after}"
+    if len(warmed) == num:
+        middle = charts.percent(sum(warmed) / num)
+        change = f"from {before} to {middle} by the warm-up, to {after} by reinforcement learning"
+    domains = "1 domain" if num == 1 else f"{num} domains"
     return f"Held-out pass rate over {domains}: {change}"
 
 
@@ -74,9 +80,13 @@ def _alerts(data: ReportData) -> list[str]:
     worse = [row.name for row in data.domains if row.direction == "down"]
     if worse:
         alerts.append(f"Significantly worse than before: {', '.join(worse)}.")
-    quarantined = [gate.name for gate in data.gates if not gate.passed]
-    if quarantined:
-        alerts.append(f"Quarantined before training: {', '.join(quarantined)}.")
+    unlearned = [r.name for r in data.domains if r.warmed is not None and (r.rl_ci_high or 0.0) < 0]
+    if unlearned:
+        alerts.append(f"Reinforcement learning made these worse: {', '.join(unlearned)}.")
+    if data.num_steps and not data.ledger.trained and data.ledger.dispatched:
+        alerts.append("No step had a gradient: reinforcement learning left the model unchanged.")
+    alerts += [f"{name} is quarantined: {why}" for name, why in data.quarantined.items()]
+    alerts += data.problems
     if data.ledger.missing:
         alerts.append(f"{data.ledger.missing} rollouts are not accounted for: a bug in burnish.")
     return alerts
@@ -86,14 +96,14 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
     """The figures under the headline: name, value, unit."""
     numbers: list[tuple[str, str, str]] = []
     if data.domains:
-        mean = sum(row.diff for row in data.domains) / len(data.domains)
         up = sum(row.direction == "up" for row in data.domains)
-        unit = "points"
-        if data.mean_interval is not None:
-            low, high = data.mean_interval
-            unit = f"[{low * 100:+.1f}, {high * 100:+.1f}] points"
-        numbers.append(("Mean gain", f"{mean * 100:+.1f}", unit))
+        numbers += _gain_number("Mean gain", data.mean_gain)
+        if any(row.warmed is not None for row in data.domains):
+            numbers += _gain_number("of which RL", data.mean_rl_gain)
         numbers.append(("Domains clearly up", str(up), f"of {len(data.domains)}"))
+    if data.steps_with_gradient is not None:
+        steps = (str(data.steps_with_gradient), f"of {data.num_steps}")
+        numbers.append(("Steps with a gradient", *steps))
     if data.wall_s is not None:
         numbers.append(("Wall time", duration(data.wall_s), ""))
     if data.peak_rss_bytes is not None:
@@ -105,10 +115,19 @@ def _numbers(data: ReportData) -> list[tuple[str, str, str]]:
     return numbers
 
 
+def _gain_number(name: str, gain: Interval | None) -> list[tuple[str, str, str]]:
+    if gain is None:
+        return []
+    unit = "points"
+    if gain.low is not None and gain.high is not None:
+        unit = f"[{gain.low * 100:+.1f}, {gain.high * 100:+.1f}] points"
+    return [(name, f"{gain.diff * 100:+.1f}", unit)]
+
+
 def _sections(data: ReportData) -> list[tuple[str, str]]:
     """Anchors of the sections that are on the page."""
     candidates: list[tuple[str, str, Any]] = [
-        ("results", "Results", data.domains),
+        ("results", "Results", data.domains or data.lost),
         ("curves", "Learning curves", data.curves),
         ("samples", "Before and after", data.samples),
         ("tokens", "Tokens", data.token_views),

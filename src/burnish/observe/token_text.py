@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from burnish.core.errors import UserError, one_line
+
 
 class TokenText:
     """Looks up the bytes of byte-level BPE tokens."""
@@ -41,9 +43,19 @@ class TokenText:
 
 
 def find_token_text(run: Path) -> TokenText | None:
-    """The tokenizer beside the exported model of a run; None before there is one."""
+    """The tokenizer beside the exported model of a run; None before there is one.
+
+    Raises:
+        UserError: if it is damaged.
+    """
     path = run / "model" / "tokenizer.json"
-    return TokenText(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        return TokenText(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, AttributeError, KeyError, TypeError, OSError) as error:
+        what = f"{path}: damaged ({one_line(error)})."
+        raise UserError(what, fix="restore it from a copy of the run.") from None
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -31,18 +31,25 @@ def samples(before: Sequence[Rollout], after: Sequence[Rollout]) -> tuple[Sample
 def token_views(
     found: Mapping[str, Sequence[StoredRollout]], texts: TokenText | None
 ) -> tuple[TokenView, ...]:
-    """The latest trained rollout of each domain, token by token."""
+    """The best and the worst of each domain's group, token by token.
+
+    Args:
+        found: by domain, the trained rollouts of one group.
+        texts: the tokenizer's texts; without it there is nothing to show.
+    """
     if texts is None:
         return ()
     views = []
     for domain, stored in found.items():
-        trained = [s for s in stored if s.advantages is not None and any(s.advantages)]
-        if trained:
-            views.append(_token_view(domain, trained[0], texts))
+        ranked = sorted(stored, key=lambda s: s.rollout.verdict.score or 0.0)
+        if ranked:
+            views.append(_token_view(domain, "best", ranked[-1], texts))
+        if len(ranked) > 1:
+            views.append(_token_view(domain, "worst", ranked[0], texts))
     return tuple(views)
 
 
-def _token_view(domain: str, stored: StoredRollout, texts: TokenText) -> TokenView:
+def _token_view(domain: str, why: str, stored: StoredRollout, texts: TokenText) -> TokenView:
     rollout, advantages = stored
     assert advantages is not None
     span = slice(rollout.num_prompt_tokens, rollout.num_prompt_tokens + _MAX_TOKENS)
@@ -59,6 +66,7 @@ def _token_view(domain: str, stored: StoredRollout, texts: TokenText) -> TokenVi
         pieces.append(Piece(text=f" [{len(rollout.token_ids) - span.stop} more tokens]"))
     return TokenView(
         domain=domain,
+        why=why,
         rollout_id=rollout.rollout_id,
         score=rollout.verdict.score,
         pieces=tuple(pieces),

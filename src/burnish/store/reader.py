@@ -1,14 +1,16 @@
 """A run as its readers see it: dashboards, reports, diagnosis. No lock; the run may be live."""
 
+import sqlite3
 import tomllib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from burnish.core.errors import UserError
+from burnish.core.errors import UserError, one_line
 from burnish.core.records import Rollout
 from burnish.store.ledger_counts import LedgerCounts, read_counts
 from burnish.store.manifest import Manifest, read_manifest
@@ -33,50 +35,66 @@ class RunReader:
 
     def config(self) -> dict[str, Any]:
         """`config.resolved.toml`."""
-        return tomllib.loads(self.config_text())
+        with _damage_told(self.path / "config.resolved.toml"):
+            return tomllib.loads(self.config_text())
 
     def config_text(self) -> str:
         """`config.resolved.toml` with the origins as comments."""
-        return (self.path / "config.resolved.toml").read_text()
+        path = self.path / "config.resolved.toml"
+        with _damage_told(path):
+            return path.read_text(encoding="utf-8")
 
     def result(self) -> dict[str, Any] | None:
         """`result.json`; None while the run is not finished."""
         path = self.path / "result.json"
         if not path.exists():
             return None
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        with _damage_told(path):
+            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
 
     def metrics(self) -> Series:
         """Name -> label -> [(step, value)]; the label is empty for metrics without one."""
-        return read_metrics(self.path / "metrics")
+        path = self.path / "metrics"
+        with _damage_told(path):
+            return read_metrics(path)
 
     def ledger(self) -> LedgerCounts | None:
         """Totals; None before the ledger exists."""
-        return read_counts(self.path / "ledger.sqlite")
+        path = self.path / "ledger.sqlite"
+        with _damage_told(path):
+            return read_counts(path)
 
     def events(self) -> Iterator[Event]:
         """What happened, in order."""
-        return read_events(self.path / "events.jsonl")
+        path = self.path / "events.jsonl"
+        with _damage_told(path):
+            yield from read_events(path)
 
     def failures(self) -> Iterator[FailureRecord]:
         """Classified failures, in order."""
         path = self.path / "failures.jsonl"
-        for number, line in enumerate(read_lines(path), 1):
-            try:
-                yield msgspec.json.decode(line, type=FailureRecord)
-            except msgspec.MsgspecError as error:
-                what = f"{path}:{number}: not a failure record ({error})."
-                raise UserError(what, fix="delete this line; the rest is whole.") from None
+        with _damage_told(path):
+            for number, line in enumerate(read_lines(path), 1):
+                try:
+                    yield msgspec.json.decode(line, type=FailureRecord)
+                except msgspec.MsgspecError as error:
+                    what = f"{path}:{number}: not a failure record ({error})."
+                    raise UserError(what, fix="delete this line; the rest is whole.") from None
 
     def evaluation(self, name: EvalName | str) -> list[Rollout] | None:
         """Rollouts of an evaluation; None if it was not made (yet)."""
         path = self.path / "evals" / f"{EvalName(name)}.parquet"
-        return read_evaluation(path) if path.exists() else None
+        if not path.exists():
+            return None
+        with _damage_told(path):
+            return read_evaluation(path)
 
     def rollouts(self, domain: str | None = None) -> Iterator[StoredRollout]:
         """Training rollouts in the order of completion, with advantages where trained."""
-        found = read_rollouts(self.path / "rollouts")
-        return (s for s in found if domain is None or s.rollout.domain == domain)
+        path = self.path / "rollouts"
+        with _damage_told(path):
+            found = read_rollouts(path)
+            yield from (s for s in found if domain is None or s.rollout.domain == domain)
 
     def sample_rollouts(self, per_domain: int) -> dict[str, list[StoredRollout]]:
         """The latest training rollouts of each domain, newest first."""
@@ -84,3 +102,33 @@ class RunReader:
         for stored in self.rollouts():
             latest.setdefault(stored.rollout.domain, deque(maxlen=per_domain)).append(stored)
         return {domain: list(reversed(found)) for domain, found in sorted(latest.items())}
+
+    def latest_trained_groups(self) -> dict[str, list[StoredRollout]]:
+        """Of each domain the trained rollouts of the group that finished last."""
+        latest: dict[str, list[StoredRollout]] = {}
+        for stored in self.rollouts():
+            if stored.advantages is None or not any(stored.advantages):
+                continue
+            group = latest.setdefault(stored.rollout.domain, [])
+            if group and group[0].rollout.group_id != stored.rollout.group_id:
+                group.clear()
+            group.append(stored)
+        return dict(sorted(latest.items()))
+
+
+@contextmanager
+def _damage_told(path: Path) -> Iterator[None]:
+    """Whatever a file that is absent, cut short or of other content raises, as one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        what = f"{path}: missing."
+        raise UserError(what, fix="restore it from a copy of the run.") from None
+    except OSError as error:
+        what = f"{path}: cannot be read ({error.strerror})."
+        raise UserError(what, fix="make it readable, or restore it from a copy.") from None
+    except (ValueError, KeyError, TypeError, AssertionError, sqlite3.Error) as error:
+        what = f"{path}: damaged ({one_line(error)})."
+        raise UserError(what, fix="restore it from a copy of the run.") from None

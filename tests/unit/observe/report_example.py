@@ -152,13 +152,26 @@ def example(**changes: object) -> d.ReportData:
         ),
         "samples": samples,
         "token_views": (
-            d.TokenView(domain="chain_sum", rollout_id="chain_sum/17/3", score=1.0, pieces=pieces),
+            d.TokenView(
+                domain="chain_sum",
+                why="best",
+                rollout_id="chain_sum/17/3",
+                score=1.0,
+                pieces=pieces,
+            ),
         ),
         "gates": (
             d.Gate(name="chain_sum", passed=True, detail="3 checks"),
             d.Gate(name="broken", passed=False, detail="oracle scored 0.4"),
         ),
-        "canary": {"checks": "61, all equal", "worst difference": "3.1e-05 nats"},
+        "canary": (
+            d.CanaryFact(name="checks", value="61", meaning="One after each delivery."),
+            d.CanaryFact(name="largest difference", value="0 nats", meaning="On any token."),
+        ),
+        "mean_gain": d.Interval(diff=0.17, low=0.15, high=0.19),
+        "mean_rl_gain": d.Interval(diff=0.11, low=0.09, high=0.13),
+        "steps_with_gradient": 58,
+        "quarantined": {"broken": "oracle scored 0.4"},
         "facts": (
             ("burnish", "0.1.0"),
             ("torch", "2.13.0"),

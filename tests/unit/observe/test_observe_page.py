@@ -128,7 +128,7 @@ def test_a_run_without_anything_still_has_a_page() -> None:
         samples=(),
         token_views=(),
         gates=(),
-        canary={},
+        canary=(),
         config=(),
         wall_s=None,
         peak_rss_bytes=None,
@@ -153,6 +153,47 @@ def test_the_headline_is_the_mean_over_domains() -> None:
         for n, b, a in (("a", 0.0, 0.5), ("b", 0.5, 1.0))
     )
     assert headline(report_example.example(domains=rows)).endswith("from 25.0 % to 75.0 %")
+
+
+def test_the_gain_is_split_between_warm_up_and_reinforcement_learning(page: str) -> None:
+    rows = (
+        d.DomainResult(
+            name="a",
+            n=4,
+            before=0.0,
+            warmed=0.5,
+            after=0.25,
+            diff=0.25,
+            ci_low=0.1,
+            ci_high=0.4,
+            rl_diff=-0.25,
+            rl_ci_low=-0.4,
+            rl_ci_high=-0.1,
+        ),
+    )
+    made = report_example.example(domains=rows, mean_rl_gain=d.Interval(diff=-0.25))
+    assert headline(made).endswith(
+        "from 0.0 % to 50.0 % by the warm-up, to 25.0 % by reinforcement learning"
+    )
+    shown = render(made)
+    assert "Reinforcement learning made these worse: a." in shown
+    assert re.search(r"of which RL</dt><dd>-25\.0", shown)
+    assert re.search(r"Steps with a gradient</dt><dd>58 <small>of 60", page)
+
+
+def test_a_run_without_any_gradient_says_that_the_model_is_unchanged(page: str) -> None:
+    ledger = d.LedgerView(dispatched=8, trained=0, in_flight=0, dropped={"zero_variance": 8})
+    alert = "No step had a gradient"
+    assert alert in render(report_example.example(ledger=ledger))
+    assert alert not in page
+
+
+def test_names_of_domains_break_between_words_only() -> None:
+    css = (Path(charts.__file__).parent / "templates" / "report.css").read_text()
+    for selector in ("h3", "tbody th"):
+        (rule,) = re.findall(rf"^{selector} \{{([^}}]*)\}}", css, flags=re.MULTILINE)
+        assert "anywhere" not in rule
+        assert "break-all" not in rule
 
 
 def test_the_page_is_the_same_for_the_same_data(page: str) -> None:

@@ -1,6 +1,7 @@
 """The report of a real run directory, whole, torn or just begun."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,7 +144,7 @@ def test_a_run_that_was_killed_still_has_a_report(run: Path) -> None:
     assert data.shares is not None
     assert data.shares.by_domain == {"sums": (1.0, 1.0)}
     page = write_report(run).read_text()
-    assert "Quarantined before training: broken." in page
+    assert "broken is quarantined: no reference" in page
 
 
 def test_a_finished_run_shows_its_result(run: Path) -> None:
@@ -170,7 +171,12 @@ def test_a_finished_run_shows_its_result(run: Path) -> None:
     data = gather(RunReader(run))
     assert data.status == "complete"
     assert data.domains[0].direction == "up"
-    assert data.canary == {"ok": "true", "max abs diff": "0"}
+    assert [(fact.name, fact.value) for fact in data.canary] == [
+        ("engine serves the trained weights", "yes"),
+        ("largest difference", "0 nats"),
+    ]
+    assert all(fact.meaning for fact in data.canary)
+    assert data.problems == ()
     page = write_report(run).read_text()
     assert "from 25.0 % to 75.0 %" in page
     assert "[+10.0, +90.0] points" in page
@@ -180,6 +186,104 @@ def test_an_interrupted_run_says_that_it_can_be_resumed(run: Path) -> None:
     with RunDirectory.open(run, ManualClock()) as directory:
         directory.events.emit(EventKind.RUN_INTERRUPTED, 0)
     assert gather(RunReader(run)).status == "Stopped after step 2. It can be resumed."
+
+
+def test_a_failed_run_says_so_and_why(run: Path) -> None:
+    with RunDirectory.open(run, ManualClock()) as directory:
+        directory.events.emit(EventKind.RUN_FAILED, 2, reason="[infra] engine: no memory")
+    status = gather(RunReader(run)).status
+    assert status == ("This run failed after step 2: [infra] engine: no memory. It can be resumed.")
+
+
+def whole_result() -> dict[str, object]:
+    row = {"n": 4, "before": 0.25, "after": 0.75, "diff": 0.5, "ci_low": 0.1, "ci_high": 0.9}
+    return {"domains": {"sums": row}}
+
+
+@pytest.mark.parametrize(
+    ("part", "alert"),
+    [
+        ("ledger.sqlite", "ledger.sqlite is missing"),
+        ("metrics", "metrics is missing"),
+        ("evals", "evals is missing"),
+        ("evals/before.parquet", "evals/before.parquet is missing"),
+        ("events.jsonl", "events.jsonl is missing"),
+        ("config.resolved.toml", "config.resolved.toml is missing"),
+    ],
+)
+def test_a_missing_part_is_named_on_the_page(run: Path, part: str, alert: str) -> None:
+    (run / "result.json").write_text(json.dumps(whole_result()))
+    path = run / part
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert any(alert in problem for problem in gather(RunReader(run)).problems)
+    assert alert in write_report(run).read_text()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "result.json",
+        "ledger.sqlite",
+        "evals/before.parquet",
+        "events.jsonl",
+        "failures.jsonl",
+        "config.resolved.toml",
+        "model/tokenizer.json",
+    ],
+)
+@pytest.mark.parametrize("content", [b"", b"{\x00\xff\n", b"[[[\n"])
+def test_a_damaged_part_is_named_on_the_page(run: Path, part: str, content: bytes) -> None:
+    (run / "result.json").write_text(json.dumps(whole_result()))
+    if not content and part in ("events.jsonl", "failures.jsonl", "config.resolved.toml"):
+        pytest.skip("an empty one is whole")
+    (run / part).write_bytes(content)
+    (problem,) = gather(RunReader(run)).problems
+    assert Path(part).name in problem
+    assert len(problem.splitlines()) == 1
+    write_report(run)
+
+
+@pytest.mark.parametrize("content", [b"", b'{"domains": ', b"[1]", b"\xff"])
+def test_a_torn_result_is_the_users_to_restore(run: Path, content: bytes) -> None:
+    (run / "result.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"result.json: damaged") as caught:
+        RunReader(run).result()
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_missing_configuration_is_the_users_to_restore(run: Path) -> None:
+    (run / "config.resolved.toml").unlink()
+    with pytest.raises(UserError, match=r"config.resolved.toml: missing"):
+        RunReader(run).config()
+
+
+def test_a_domain_lost_in_the_run_has_a_row_and_an_alert(run: Path) -> None:
+    result = whole_result()
+    lost = {"n": 0, "before": 0.5, "after": None, "diff": None, "ci_low": None, "ci_high": None}
+    result["domains"] = {**result["domains"], "gone": lost}  # type: ignore[dict-item]
+    result["quarantined"] = {"gone": "envs.gone.act: it broke"}
+    (run / "result.json").write_text(json.dumps(result))
+    data = gather(RunReader(run))
+    assert [row.name for row in data.domains] == ["sums"]
+    assert [row.name for row in data.lost] == ["gone"]
+    page = write_report(run).read_text()
+    assert "gone is quarantined: envs.gone.act: it broke" in page
+    assert "lost in the run" in page
+
+
+def test_the_name_of_the_run_is_its_title_wherever_the_directory_went(run: Path) -> None:
+    text = CONFIG.replace("# name is not set", 'name = "sums"')
+    (run / "config.resolved.toml").write_text(text)
+    assert gather(RunReader(run)).title == "sums, 2026-11-29 00:00"
+
+
+def test_the_trainer_saw_the_best_and_the_worst_of_the_last_trained_group(run: Path) -> None:
+    with RunDirectory.open(run, ManualClock()) as directory:
+        tokens = {"sums/1/0": (0.0, 0.0, -0.5, -0.5), "sums/1/1": (0.0, 0.0, 0.5, 0.5)}
+        directory.rollouts.append_advantages(2, tokens)
+    views = gather(RunReader(run)).token_views
+    shown = [(v.why, v.rollout_id, v.score) for v in views]
+    assert shown == [("best", "sums/1/1", 1.0), ("worst", "sums/1/0", 0.25)]
 
 
 def test_tokens_carry_their_text_and_advantage(run: Path) -> None:
