@@ -1,6 +1,7 @@
 """`burnish run`: train a model as a configuration file describes."""
 
 import sys
+import tomllib
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +35,7 @@ def run(
     """
     from burnish.cli.console import write_json
     from burnish.cli.summary import show_result
+    from burnish.observe.gather import config_origins
     from burnish.run.local import start
 
     if config is None and resume is None:
@@ -44,8 +46,11 @@ def run(
         if not as_json:
             observer = stack.enter_context(_shown())
         result = start(files, set_ or [], dry_run=dry_run, resume=resume, observer=observer)
-    if dry_run:
-        write_json({"config": result.resolved}) if as_json else sys.stdout.write(result.resolved)
+    if dry_run and as_json:
+        origins = {row.key: row.origin for row in config_origins(result.resolved)}
+        write_json({"config": tomllib.loads(result.resolved), "origins": origins})
+    elif dry_run:
+        sys.stdout.write(result.resolved)
     elif as_json:
         write_json(result.result)
     else:

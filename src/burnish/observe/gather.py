@@ -129,7 +129,8 @@ def gather(reader: RunReader) -> ReportData:
 
 
 def _evaluation(reader: RunReader, read: _Reading, name: EvalName, needed: bool) -> list[Rollout]:
-    found: list[Rollout] | None = read(lambda: reader.evaluation(name), [])
+    unreadable: list[Rollout] | None = []
+    found = read(lambda: reader.evaluation(name), unreadable)
     if found is None and needed:
         read.problems.append(f"evals/{name}.parquet is missing from this run directory.")
     return found or []

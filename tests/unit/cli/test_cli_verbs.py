@@ -4,6 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,7 @@ from burnish.cli.machine import (
 )
 from burnish.cli.main import main
 from burnish.envs import registry
+from burnish.quality.report import ProbeVerdict, QualityReport
 
 COMMANDS = ("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain")
 
@@ -49,7 +51,7 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == {
         "": ["--help", "--version", "-h"],
         "run": ["--config", "--dry-run", "--json", "--resume", "--set", "-c"],
-        "check": ["--json"],
+        "check": ["--json", "--set"],
         "report": ["--json"],
         "doctor": ["--json", "--quiet"],
         "env": [],
@@ -153,6 +155,50 @@ def test_check_passes_a_good_environment_and_fails_a_broken_one(
     assert call("check", "formatting", "broken_environment:Broken", "--json") == 1
     good, broken = json.loads(capsys.readouterr().out)
     assert (good["verdict"], broken["verdict"]) == ("pass", "fail")
+
+
+def test_check_names_what_cannot_be_built_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("check", "absent_module:Nothing", "formatting", "--json") == 1
+    captured = capsys.readouterr()
+    broken, good = json.loads(captured.out)
+    assert (broken["environment"], broken["verdict"]) == ("absent_module:Nothing", "fail")
+    assert "absent_module" in broken["findings"][0]["reason"]
+    assert good["verdict"] == "pass"
+    assert captured.err.splitlines() == [
+        "checking 1/2 absent_module:Nothing",
+        "checking 2/2 formatting",
+    ]
+
+
+def test_check_takes_the_keys_of_quality_and_no_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    async def audit(environment: object, pool: object, config: object) -> object:
+        seen.append(config)
+        return QualityReport(environment="x", digest="", verdict=ProbeVerdict.PASS, findings=())
+
+    monkeypatch.setattr("burnish.quality.audit.audit", audit)
+    assert call("check", "formatting", "--set", "quality.num_tasks=5") == 0
+    assert seen[0].num_tasks == 5
+    assert call("check", "formatting", "--set", "train.lr=1e-5") == 2
+    assert "only the keys of [quality]" in capsys.readouterr().err
+    assert call("check", "formatting", "--set", "quality.num_tasks=1") == 2
+
+
+def test_a_dry_run_tells_values_and_origins_to_programs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = '[run]\nsteps = 7  # a.toml:2\n\n[domains.x]\nenvironment = "y"  # --set\n'
+    monkeypatch.setattr(
+        "burnish.run.local.start", lambda *_, **__: SimpleNamespace(resolved=resolved)
+    )
+    assert call("run", "a.toml", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "config": {"run": {"steps": 7}, "domains": {"x": {"environment": "y"}}},
+        "origins": {"run.steps": "a.toml:2", "domains.x.environment": "--set"},
+    }
 
 
 def test_doctor_reports_what_a_run_needs(capsys: pytest.CaptureFixture[str]) -> None:
