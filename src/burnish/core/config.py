@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined, to_json
 
-from burnish.core.config_keys import field_at, find_mistakes, section_name, suggest
+from burnish.core.config_keys import declared_below, field_at, find_mistakes, section_name, suggest
 from burnish.core.config_mistakes import explain_validation
 from burnish.core.errors import UserError
 from burnish.core.toml_text import KeyPath, dotted, key_lines, toml_value
@@ -69,6 +70,9 @@ class Loaded(Generic[C]):
         values = dict(flatten(self.value))
         matching = [p for p in values if p[: len(path)] == path]
         if not matching:
+            unset = declared_below(type(self.value), path)
+            if unset:
+                return "\n".join(_explain_unset(p, field) for p, field in unset)
             data = self.value.model_dump()
             fix = suggest(type(self.value), path, data)
             raise UserError(f'there is no key "{dotted(path)}".', fix=fix)
@@ -194,6 +198,15 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else toml_value(value)
 
 
+def _explain_unset(path: KeyPath, field: FieldInfo) -> str:
+    """A key under a name that the configuration does not use (yet)."""
+    default = field.get_default(call_default_factory=True)
+    lines = [f"{dotted(path)} is not set", f"  default  {_shown(default)}"]
+    if field.description:
+        lines.append(f"  meaning  {' '.join(field.description.split())}")
+    return "\n".join(lines)
+
+
 def _comment(origin: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in origin)
 
@@ -215,12 +228,21 @@ def _read_file(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
         message = str(error)[: place.start()] if place else str(error)
         where = f":{place[1]}:{place[2]}" if place and place[1] else f":{text.count(chr(10)) + 1}"
-        what = f"{file}{where}: invalid TOML: {message}."
-        raise UserError(what, fix="correct this line; strings need quotes.") from None
+        fix = "correct this line; strings need quotes."
+        if twice := re.fullmatch(r"Cannot declare \((.*)\) twice", message):
+            table = dotted(tuple(re.findall(r"'([^']*)'", twice[1])))
+            message = f"the table [{table}] stands here a second time"
+            fix = f"move these keys to the first [{table}]."
+        elif message == "Cannot overwrite a value":
+            message, fix = "this key is set a second time", "keep one of the two lines."
+        raise UserError(f"{file}{where}: invalid TOML: {message}.", fix=fix) from None
 
 
 def _parse_override(override: str) -> tuple[KeyPath, str]:
     key, equals, text = override.partition("=")
+    if not key.strip():
+        what = f"--set {override!r}: names no key."
+        raise UserError(what, fix="write --set KEY=VALUE, such as --set run.steps=10.")
     if not equals:
         what = f"--set {override}: has no value."
         raise UserError(what, fix=f"write --set {override}=VALUE.")

@@ -93,12 +93,31 @@ def field_at(annotation: Any, path: KeyPath) -> FieldInfo | None:
     return next((f for v in values if rest and (f := field_at(v, rest)) is not None), None)
 
 
+def declared_below(annotation: Any, path: KeyPath) -> list[tuple[KeyPath, FieldInfo]]:
+    """The declared field at `path`, or those of the section there, whatever data says.
+
+    Under a table with free keys any name leads on: `domains.NAME.environment`.
+    """
+    found = field_at(annotation, path)
+    if found is not None:
+        return [(path, found)]
+    here: tuple[Any, ...] = (annotation,)
+    for part in path:
+        shapes = [shape_of(a) for a in here]
+        fields = [m.model_fields.get(part) for s in shapes for m in s.models]
+        known = tuple(f.annotation for f in fields if f is not None)
+        here = known or tuple(v for s in shapes for v in s.values)
+    models = [m for a in here for m in shape_of(a).models]
+    return [((*path, name), f) for m in models for name, f in m.model_fields.items()]
+
+
 def suggest(root: type[BaseModel], wrong: KeyPath, data: Mapping[str, Any]) -> str:
     """The sentence that puts an unknown key right: the nearest key and its section."""
     section, name = wrong[:-1], wrong[-1]
     best: tuple[float, KeyPath] = (0.0, ())
     siblings: list[str] = []
-    for path in _all_keys(root, data):
+    free = (path for path, _ in declared_below(root, section)) if section else ()
+    for path in dict.fromkeys([*_all_keys(root, data), *free]):
         score = difflib.SequenceMatcher(None, name.lower(), path[-1].lower()).ratio()
         if path[:-1] == section:
             siblings.append(path[-1])

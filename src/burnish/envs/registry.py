@@ -125,7 +125,8 @@ def get(name: str) -> Environment:
         return _checked(name, _build(name, None))
     entry = SHIPPED.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, SHIPPED, n=1, cutoff=0.5)
+        begun = [shipped for shipped in SHIPPED if name and shipped.startswith(name)]
+        near = begun or difflib.get_close_matches(name, SHIPPED, n=1, cutoff=0.7)
         raise UserError(
             f"unknown environment {name!r}.",
             fix=f"use {near[0]!r}."

@@ -383,3 +383,31 @@ def test_importing_config_does_not_import_the_heavy_things() -> None:
         "sys.exit(bool({'torch', 'numpy', 'pyarrow', 'hypothesis'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_key_under_a_name_not_in_use_is_explained_by_its_default_and_meaning() -> None:
+    loaded = load_config(Run)
+    shown = loaded.explain("domains.sums.weight")
+    assert shown.splitlines() == [
+        "domains.sums.weight is not set",
+        "  default  1.0",
+        "  meaning  Share of the floor.",
+    ]
+    assert "domains.sums.params is not set" in loaded.explain("domains.sums")
+    with pytest.raises(UserError, match=r'did you mean "weight" in \[domains.sums\]'):
+        loaded.explain("domains.sums.wieght")
+
+
+def test_a_table_or_key_that_stands_twice_is_named(tmp_path: Path) -> None:
+    told = refusal(tmp_path, "[train]\nlr = 1.0\n[train]\nsteps = 1\n")
+    assert "q.toml:3" in told
+    assert "the table [train] stands here a second time" in told
+    assert "move these keys to the first [train]." in told
+    told = refusal(tmp_path, "seed = 1\nseed = 2\n")
+    assert "q.toml:2" in told
+    assert "this key is set a second time" in told
+
+
+@pytest.mark.parametrize("override", ["", "=3", " =3"])
+def test_an_override_without_a_key_is_told_how_to_be_written(tmp_path: Path, override: str) -> None:
+    assert "names no key. Fix: write --set KEY=VALUE" in refusal(tmp_path, "", override)

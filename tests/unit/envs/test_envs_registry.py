@@ -15,6 +15,16 @@ def test_unknown_name_gets_the_nearest_one():
     assert "\n" not in str(caught.value)
 
 
+def test_the_beginning_of_a_name_is_enough_to_be_understood():
+    with pytest.raises(UserError, match=r"use 'calculator'\."):
+        registry.get("calc")
+
+
+def test_far_fetched_names_are_not_suggested():
+    with pytest.raises(UserError, match="use one of calculator, "):
+        registry.get("letter_counting")
+
+
 def test_hopeless_name_gets_the_list():
     with pytest.raises(UserError, match="extraction"):
         registry.get("zzz")
