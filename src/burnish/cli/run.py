@@ -35,7 +35,6 @@ def run(
     """
     from burnish.cli.console import write_json
     from burnish.cli.summary import show_result
-    from burnish.observe.gather import config_origins
     from burnish.run.local import start
 
     if config is None and resume is None:
@@ -46,15 +45,23 @@ def run(
         if not as_json:
             observer = stack.enter_context(_shown())
         result = start(files, set_ or [], dry_run=dry_run, resume=resume, observer=observer)
-    if dry_run and as_json:
-        origins = {row.key: row.origin for row in config_origins(result.resolved)}
-        write_json({"config": tomllib.loads(result.resolved), "origins": origins})
-    elif dry_run:
-        sys.stdout.write(result.resolved)
+    if dry_run:
+        _show_config(result.resolved, as_json=as_json)
     elif as_json:
         write_json(result.result)
     else:
         show_result(result.result)
+
+
+def _show_config(resolved: str, *, as_json: bool) -> None:
+    from burnish.cli.console import write_json
+    from burnish.observe.gather import config_origins
+
+    if not as_json:
+        sys.stdout.write(resolved)
+        return
+    origins = {row.key: row.origin for row in config_origins(resolved)}
+    write_json({"config": tomllib.loads(resolved), "origins": origins})
 
 
 def _shown() -> AbstractContextManager[RunObserver]:
