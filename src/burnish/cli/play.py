@@ -39,17 +39,11 @@ def play(
     from burnish.cli.console import write_json
     from burnish.cli.main import EXIT_USER
     from burnish.cli.player import Player
-    from burnish.core.errors import UserError, boundary
     from burnish.envs import registry
 
-    if index < 0:
-        raise UserError(f"--index {index} is below 0.", fix="use 0 or more.")
-    if index > _MAX_INDEX:
-        raise UserError(f"--index {index} is too large.", fix=f"use at most {_MAX_INDEX}.")
     environment = registry.get(domain)
+    task = _task(environment, split, index)
     player = Player(sys.stdin, sys.stderr if as_json else sys.stdout)
-    with boundary(FailureKind.ENVIRONMENT, f"envs.{environment.name}.task"):
-        task = environment.task(split, index)
     verdict = asyncio.run(_play(environment, task, player))
     if as_json:
         write_json(verdict or {"outcome": "abandoned"})
@@ -57,6 +51,17 @@ def play(
     if verdict is not None:
         player.show_verdict(verdict)
     return 0
+
+
+def _task(environment: "Environment", split: Split, index: int) -> "Task":
+    from burnish.core.errors import UserError, boundary
+
+    if index < 0:
+        raise UserError(f"--index {index} is below 0.", fix="use 0 or more.")
+    if index > _MAX_INDEX:
+        raise UserError(f"--index {index} is too large.", fix=f"use at most {_MAX_INDEX}.")
+    with boundary(FailureKind.ENVIRONMENT, f"envs.{environment.name}.task"):
+        return environment.task(split, index)
 
 
 async def _play(environment: "Environment", task: "Task", player: "Player") -> "Verdict | None":

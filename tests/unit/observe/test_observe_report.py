@@ -178,7 +178,7 @@ def test_a_finished_run_shows_its_result(run: Path) -> None:
     assert all(fact.meaning for fact in data.canary)
     assert data.problems == ()
     page = write_report(run).read_text()
-    assert "from 25.0 % to 75.0 %" in page
+    assert "from 25.0\N{NO-BREAK SPACE}% to 75.0\N{NO-BREAK SPACE}%" in page
     assert "[+10.0, +90.0] points" in page
 
 
