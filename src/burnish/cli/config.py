@@ -26,6 +26,7 @@ def explain(
     """
     from burnish.cli.console import people, write_json
     from burnish.core.config import flatten, load_config, parse_key
+    from burnish.core.config_keys import declared_below
     from burnish.core.toml_text import dotted
     from burnish.run.config import RunConfig
 
@@ -36,10 +37,13 @@ def explain(
         people().print(text, markup=False, soft_wrap=True)
         return
     path = parse_key(key)
-    write_json(
-        {
-            dotted(p): {"value": v, "origin": loaded.origins[dotted(p)]}
-            for p, v in flatten(loaded.value)
-            if p[: len(path)] == path
-        }
-    )
+    found = {
+        dotted(p): {"value": v, "origin": loaded.origins[dotted(p)]}
+        for p, v in flatten(loaded.value)
+        if p[: len(path)] == path
+    }
+    unset = {
+        dotted(p): {"value": field.get_default(call_default_factory=True), "origin": "default"}
+        for p, field in declared_below(RunConfig, path)
+    }
+    write_json(found or unset)

@@ -50,7 +50,9 @@ class RunReader:
         if not path.exists():
             return None
         with _damage_told(path):
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            msgspec.convert(found, _Result)
+            return found
 
     def metrics(self) -> Series:
         """Name -> label -> [(step, value)]; the label is empty for metrics without one."""
@@ -114,6 +116,32 @@ class RunReader:
                 group.clear()
             group.append(stored)
         return dict(sorted(latest.items()))
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What readers rely on in a row of `result.json`."""
+
+    n: int | None = None
+    before: float | None = None
+    warmed: float | None = None
+    after: float | None = None
+    diff: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    rl_diff: float | None = None
+    rl_ci_low: float | None = None
+    rl_ci_high: float | None = None
+
+
+class _Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What readers rely on in `result.json`."""
+
+    domains: dict[str, _Row] = {}
+    mean: dict[str, float | None] | None = None
+    wall_s: float | None = None
+    peak_rss_bytes: int | None = None
+    quarantined: dict[str, str] = {}
+    canary: dict[str, Any] = {}
 
 
 @contextmanager

@@ -89,6 +89,9 @@ def test_config_explain_tells_value_origin_and_meaning(
     values = json.loads(capsys.readouterr().out)
     assert values["run.seed"] == {"value": 3, "origin": "--set"}
     assert values["run.steps"]["value"] == 7
+    assert call("config", "explain", "domains.new", "--json") == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values == {"domains.new.environment": {"value": None, "origin": "default"}}
 
 
 def play(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:

@@ -1,5 +1,6 @@
 """The report of a real run directory, whole, torn or just begun."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -219,23 +220,20 @@ def test_a_missing_part_is_named_on_the_page(run: Path, part: str, alert: str) -
     assert alert in write_report(run).read_text()
 
 
+LINES = ("events.jsonl", "failures.jsonl", "config.resolved.toml")
+WHOLE = ("result.json", "ledger.sqlite", "evals/before.parquet", "model/tokenizer.json")
+
+
 @pytest.mark.parametrize(
-    "part",
+    ("part", "content"),
     [
-        "result.json",
-        "ledger.sqlite",
-        "evals/before.parquet",
-        "events.jsonl",
-        "failures.jsonl",
-        "config.resolved.toml",
-        "model/tokenizer.json",
+        # A file of lines may be empty.
+        *itertools.product(WHOLE, [b"", b"{\x00\xff\n", b"[[[\n"]),
+        *itertools.product(LINES, [b"{\x00\xff\n", b"[[[\n"]),
     ],
 )
-@pytest.mark.parametrize("content", [b"", b"{\x00\xff\n", b"[[[\n"])
 def test_a_damaged_part_is_named_on_the_page(run: Path, part: str, content: bytes) -> None:
     (run / "result.json").write_text(json.dumps(whole_result()))
-    if not content and part in ("events.jsonl", "failures.jsonl", "config.resolved.toml"):
-        pytest.skip("an empty one is whole")
     (run / part).write_bytes(content)
     (problem,) = gather(RunReader(run)).problems
     assert Path(part).name in problem
@@ -243,7 +241,18 @@ def test_a_damaged_part_is_named_on_the_page(run: Path, part: str, content: byte
     write_report(run)
 
 
-@pytest.mark.parametrize("content", [b"", b'{"domains": ', b"[1]", b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"domains": ',
+        b"[1]",
+        b"\xff",
+        b'{"domains": {"a": 5}}',
+        b'{"domains": {"a": {"before": "x"}}}',
+        b'{"wall_s": "long"}',
+    ],
+)
 def test_a_torn_result_is_the_users_to_restore(run: Path, content: bytes) -> None:
     (run / "result.json").write_bytes(content)
     with pytest.raises(UserError, match=r"result.json: damaged") as caught:
