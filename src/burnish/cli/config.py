@@ -1,9 +1,13 @@
 """`burnish config explain`: where a value came from."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from burnish.core.config import Loaded
+    from burnish.run.config import RunConfig
 
 
 def explain(
@@ -25,9 +29,7 @@ def explain(
         as_json: keys, values and origins as JSON.
     """
     from burnish.cli.console import people, write_json
-    from burnish.core.config import flatten, load_config, parse_key
-    from burnish.core.config_keys import declared_below
-    from burnish.core.toml_text import dotted
+    from burnish.core.config import load_config
     from burnish.run.config import RunConfig
 
     files = [file for file in (config, *(overlay or ())) if file is not None]
@@ -36,6 +38,14 @@ def explain(
     if not as_json:
         people().print(text, markup=False, soft_wrap=True)
         return
+    write_json(_values(loaded, key))
+
+
+def _values(loaded: "Loaded[RunConfig]", key: str) -> dict[str, dict[str, Any]]:
+    from burnish.core.config import flatten, parse_key
+    from burnish.core.config_keys import declared_below
+    from burnish.core.toml_text import dotted
+
     path = parse_key(key)
     found = {
         dotted(p): {"value": v, "origin": loaded.origins[dotted(p)]}
@@ -44,6 +54,6 @@ def explain(
     }
     unset = {
         dotted(p): {"value": field.get_default(call_default_factory=True), "origin": "default"}
-        for p, field in declared_below(RunConfig, path)
+        for p, field in declared_below(type(loaded.value), path)
     }
-    write_json(found or unset)
+    return found or unset
