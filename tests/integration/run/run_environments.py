@@ -8,6 +8,7 @@ from burnish.core.protocols import Episode, EpisodeContext
 from burnish.core.records import Message, Task, ToolSpec, Verdict
 from burnish.core.vocabulary import Split
 from burnish.envs.rewards import grade
+from burnish.sandbox.pool import BubblewrapPool
 
 TEXT = (
     "Write at most ninety characters in which the letter {letter} occurs at least {count} times. "
@@ -65,6 +66,11 @@ class LettersEpisode:
         pass
 
 
+class BrokenEpisode(LettersEpisode):
+    async def verdict(self) -> Verdict:
+        raise RuntimeError("the database of answers is gone")
+
+
 class OtherLetters(Letters):
     """A second domain."""
 
@@ -84,16 +90,16 @@ class PaysNothing(Letters):
 
 
 class BreaksLater(Letters):
-    """Passes its audit, then its verifier raises on every training item from the fourth on."""
+    """Passes its audit, then its verifier raises on every training item."""
 
     name = "breaks_later"
     digest = "sha256:" + "4" * 64
 
-    async def judge(self, task: Task, answer: str) -> Verdict:
-        audited = self.letter * task.payload["count"] == answer or len(answer) < 40
-        if task.split is Split.TRAIN and task.index >= 4 and not audited:
-            raise RuntimeError("the database of answers is gone")
-        return await super().judge(task, answer)
+    async def start(self, task: Task, context: EpisodeContext) -> Episode:
+        # Only a run hands out boxes of its own; an audit wraps them.
+        if task.split is Split.TRAIN and isinstance(context.sandboxes, BubblewrapPool):
+            return BrokenEpisode(self, task)
+        return await super().start(task, context)
 
 
 class SlowVerdict(Letters):
