@@ -25,31 +25,32 @@ class Letters:
             split=split,
             index=index,
             prompt=(Message(role="user", content=reward.prompt(number)),),
-            payload={},
+            payload={"letter": reward.letter(number)},
             max_tokens=MAX_TOKENS,
         )
 
     async def start(self, task: Task, context: EpisodeContext) -> Episode:
-        return LettersEpisode()
+        return LettersEpisode(task.payload["letter"])
 
     def reference(self, task: Task) -> tuple[Message, ...]:
-        return (Message(role="assistant", content="e" * reward.COUNT),)
+        return (Message(role="assistant", content=task.payload["letter"] * reward.COUNT),)
 
 
 class LettersEpisode:
-    answer = ""
+    def __init__(self, wanted: str) -> None:
+        self._wanted, self.answer = wanted, ""
 
     async def act(self, message: Message) -> tuple[Message, ...] | None:
         self.answer = message.content
         return None
 
     async def verdict(self) -> Verdict:
-        share = reward.share(self.answer)
+        share = reward.share(self.answer, self._wanted)
         return grade(
             solved=share == 1.0,
             progress=share,
             in_form=share > 0,
-            expected=f"{reward.COUNT} times e",
+            expected=f"{reward.COUNT} times {self._wanted}",
             got=self.answer,
         )
 

@@ -28,15 +28,19 @@ class StepTimes(TrainerCallback):
         self.seconds.append(time.perf_counter() - self.start)
 
 
-def rewards(completions, **kwargs):
-    return [reward.share(completion[0]["content"]) for completion in completions]
+def rewards(completions, letter, **kwargs):
+    pairs = zip(completions, letter, strict=True)
+    return [reward.share(completion[0]["content"], wanted) for completion, wanted in pairs]
 
 
 def main(model: str, settings: dict, output: Path) -> None:
     torch.set_num_threads(settings["threads"])
     size, groups = settings["group_size"], settings["groups_per_step"]
     rows = [
-        {"prompt": [{"role": "user", "content": reward.prompt(2 * i)}]}
+        {
+            "prompt": [{"role": "user", "content": reward.prompt(2 * i)}],
+            "letter": reward.letter(2 * i),
+        }
         for i in range(groups * settings["steps"])
     ]
     times = StepTimes()
