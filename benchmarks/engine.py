@@ -73,7 +73,7 @@ def row(
     peer = tokens / statistics.median(theirs) if theirs else None
     ratio = value / peer if peer else None
     return {
-        "name": name,
+        "name": f"engine: {name}",
         "value": round(value, 1),
         "unit": "token/s",
         "peer": "transformers.generate bf16",
