@@ -76,7 +76,7 @@ class Publisher:
     def summary(self) -> dict[str, Any]:
         """The canary over all publications, for the result."""
         return {
-            "ok": True,
+            "ok": self._num_checks > 0 and self._worst <= self._tolerance,
             "num_checks": self._num_checks,
             "max_abs_diff": self._worst,
             "tolerance": self._tolerance,
