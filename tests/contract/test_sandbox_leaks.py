@@ -131,6 +131,26 @@ def test_32_boxes_at_once_leave_nothing(pool: BubblewrapPool) -> None:
     asyncio.run(main())
 
 
+def test_a_command_cancelled_with_its_box_is_gone_when_the_box_is(pool: BubblewrapPool) -> None:
+    """The caller's cancellation and the box's own meet at any point of the command's start."""
+
+    async def cancelled(pause_s: float) -> None:
+        async with pool.acquire() as box:
+            running = asyncio.create_task(box.exec(("sleep", "1000")))
+            await asyncio.sleep(pause_s)
+            running.cancel()
+            await asyncio.wait((running,))
+
+    async def main() -> None:
+        await use(pool, 0)
+        before = state(pool)
+        for number in range(60):
+            await cancelled(number % 20 * 0.0003)
+            assert state(pool) == before
+
+    asyncio.run(main())
+
+
 def test_nothing_is_visible_on_the_host(pool: BubblewrapPool) -> None:
     def host() -> tuple[str, list[str]]:
         return Path("/proc/self/mountinfo").read_text(), os.listdir("/media")

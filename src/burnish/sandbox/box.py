@@ -205,12 +205,19 @@ class Box:
 
 
 async def _dispose(starting: asyncio.Task[Launch]) -> None:
-    """End a process that nobody will use, wherever it is on its way."""
+    """End a process that nobody will use, wherever it is on its way; cancelling does not stop it.
+
+    A command that is cancelled is often cancelled twice: by its caller, and with its box.
+    """
+    await uninterrupted(asyncio.ensure_future(_end_unused(starting)))
+
+
+async def _end_unused(starting: asyncio.Task[Launch]) -> None:
     starting.cancel()
     await asyncio.wait((starting,))
     if not starting.cancelled() and starting.exception() is None:
         launch = starting.result()
-        await uninterrupted(asyncio.ensure_future(launch.end()))
+        await launch.end()
         launch.close()
 
 

@@ -15,7 +15,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
 from burnish.sandbox.cgroup import BoxGroup, Counters
@@ -24,6 +24,8 @@ from burnish.sandbox.launch import Launch
 from burnish.sandbox.outcome import Cause, Evidence, classify
 from burnish.sandbox.pipes import read_now
 from burnish.sandbox.proctree import TreeUsage
+
+T = TypeVar("T")
 
 START_DEADLINE_S = 60.0
 """For bubblewrap itself, on a machine that is overloaded. Counts apart from the program's time."""
@@ -175,7 +177,7 @@ class Run:
         )
 
 
-async def uninterrupted(task: "asyncio.Future[tuple[int, float]]") -> tuple[int, float]:
+async def uninterrupted(task: asyncio.Future[T]) -> T:
     """Wait to the end although we are being cancelled."""
     while True:
         try:
