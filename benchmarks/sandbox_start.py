@@ -21,9 +21,11 @@ from typing import Any
 
 from burnish.core.boxes import ExecStatus, Limits, Sandbox
 from burnish.core.errors import UserError
-from burnish.sandbox.inspection import find_bwrap, system_paths
+from burnish.sandbox.bubblewrap.inspection import find_bwrap
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.host_view import system_paths
 from burnish.sandbox.interpreter import find_python, python_argv
-from burnish.sandbox.pool import BubblewrapPool, SandboxConfig
 
 TARGET_RATIO_TO_BWRAP = 2.0
 LIMITS = Limits(wall_s=120, cpu_s=120)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits, Policy, Usage
+from burnish.core.boxes import (
+    Capabilities,
+    ExecResult,
+    ExecStatus,
+    Isolation,
+    Limits,
+    Policy,
+    Usage,
+)
 
 
 class PlainBox:
@@ -14,6 +22,7 @@ class PlainBox:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.id = folder.name
 
     async def write_file(self, path: str, data: bytes) -> None:
         (self._folder / path).write_bytes(data)
@@ -28,6 +37,8 @@ class PlainBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
+        cwd: str = "/work",
+        keep: bool = False,
     ) -> ExecResult:
         limits = limits or Limits()
         # The shell bounds CPU seconds, so that endless loops end on a loaded machine too.
@@ -75,13 +86,14 @@ class PlainPool:
         return Capabilities(
             backend="plain",
             enforces=frozenset({"cpu_s", "stdout_bytes"}),
-            no_network=False,
-            network=True,
+            isolation=Isolation.NONE,
             seccomp=False,
         )
 
     @contextlib.asynccontextmanager
-    async def acquire(self, policy: Policy | None = None) -> AsyncIterator[PlainBox]:
+    async def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AsyncIterator[PlainBox]:
         with tempfile.TemporaryDirectory() as folder:
             self.num_acquired += 1
             self.num_live += 1

@@ -15,7 +15,7 @@ from burnish.envs import registry
 from burnish.quality.audit import audit
 from burnish.quality.hostile import HOSTILE_MESSAGES
 from burnish.quality.report import ProbeVerdict
-from burnish.sandbox.pool import BubblewrapPool
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 
 DOMAINS = registry.names()
 

@@ -11,8 +11,9 @@ import pytest
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import python_argv
-from burnish.sandbox.pool import BubblewrapPool, SandboxConfig
 from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECIAL
 
 BACKENDS: dict[str, Callable[[], SandboxPool]] = {

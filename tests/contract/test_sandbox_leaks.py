@@ -13,14 +13,15 @@ import pytest
 
 from burnish.core.boxes import ExecStatus, Limits
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import python_argv
-from burnish.sandbox.pool import BubblewrapPool, SandboxConfig
 from burnish.sandbox.proctree import Process, read_processes, start_ticks
 
 OWNER = """
 import asyncio, sys
 from burnish.core.boxes import Limits
-from burnish.sandbox.pool import BubblewrapPool
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 
 async def main():
     pool = BubblewrapPool()

@@ -24,7 +24,7 @@ def test_everything_holds_for_an_ordinary_user(suite: str) -> None:
         pytest.skip("the system's python3 is another version than ours")
     become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
-    can_read = [*become, python, "-c", "import pytest, burnish.sandbox.pool"]
+    can_read = [*become, python, "-c", "import pytest, burnish.sandbox.bubblewrap.pool"]
     environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
     if subprocess.run(can_read, env=environment, cwd="/", check=False).returncode:
         pytest.skip("an ordinary user cannot read this installation")

@@ -10,7 +10,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 @asynccontextmanager
 async def boxes_if_possible() -> AsyncIterator[tuple[SandboxPool | None, str]]:
     """The pool, or None and the reason: many environments need no box."""
-    from burnish.sandbox.pool import BubblewrapPool
+    from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 
     try:
         pool = BubblewrapPool()

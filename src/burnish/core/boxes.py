@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from burnish.core.records import Record
@@ -38,7 +39,10 @@ class ExecStatus(StrEnum):
 
 
 class Limits(Record, frozen=True, kw_only=True):
-    """Bounds for one command. All are enforced, or the backend refuses."""
+    """Bounds for one command. All are enforced, or the backend refuses.
+
+    A field whose default is None is not limited; a backend that cannot enforce it refuses a value.
+    """
 
     wall_s: float = 10.0
     """Wall-clock seconds."""
@@ -52,13 +56,42 @@ class Limits(Record, frozen=True, kw_only=True):
     """Writable space."""
     stdout_bytes: int = 64 * 2**10
     """Kept bytes of each of stdout and stderr."""
+    num_files: int = 256
+    """Open files of one process."""
+    swap_bytes: int = 0
+    """Swap beyond `memory_bytes`."""
+    num_inodes: int | None = None
+    """Files and directories written; None: one for each 4 KiB of `disk_bytes`."""
+    shm_bytes: int | None = None
+    """Shared memory (`/dev/shm`); None: within `disk_bytes`."""
+    cpus: float | None = None
+    """Processors' worth of time per second."""
+    read_bytes_per_s: int | None = None
+    """Reads from disks."""
+    write_bytes_per_s: int | None = None
+    """Writes to disks."""
+
+
+class Privileges(StrEnum):
+    """What root of the box may do in the box."""
+
+    NONE = "none"
+    """No capability at all."""
+    PACKAGES = "packages"
+    """What installing packages takes: change owners and modes, become another user of the box."""
 
 
 class Policy(Record, frozen=True, kw_only=True):
-    """What a box may touch."""
+    """What a box may touch. A backend that cannot enforce a part of it refuses."""
 
-    network: bool = False
-    """Whether the box sees any network beyond its own loopback."""
+    allow: tuple[str, ...] = ()
+    """Names that may be reached: `pypi.org`, `pypi.org:8443`, `*.pythonhosted.org`; without a port
+    80 and 443. Empty: no network but the box's own loopback."""
+    privileges: Privileges = Privileges.NONE
+    """What root of the box may do."""
+    deterministic: bool = False
+    """Same process ids, host name, time zone, hash seed, addresses and one processor, where
+    possible; `docs/sandbox.md` says which items are guaranteed."""
 
 
 class Usage(Record, frozen=True, kw_only=True):
@@ -93,6 +126,36 @@ class ExecResult(Record, frozen=True, kw_only=True):
     """For `infra_error` and `policy`: one line."""
 
 
+class Isolation(StrEnum):
+    """What stands between a box and the machine that it runs on."""
+
+    NONE = "none"
+    """Nothing."""
+    NAMESPACES = "namespaces"
+    """The host's kernel: a bug in it is a way out."""
+    USER_KERNEL = "user_kernel"
+    """A kernel in user space, which talks to the host's through a narrow filter."""
+
+
+class Feature(StrEnum):
+    """What not every backend can do."""
+
+    IMAGES = "images"
+    """Boxes with a root file system of their own."""
+    SNAPSHOTS = "snapshots"
+    """Boxes are `StatefulSandbox`es: snapshot, fork, rollback."""
+    ALLOW_LIST = "allow_list"
+    """A network limited by `Policy.allow`."""
+    PRIVILEGES = "privileges"
+    """`Privileges.PACKAGES`."""
+    DETERMINISTIC = "deterministic"
+    """`Policy.deterministic`."""
+    BACKGROUND = "background"
+    """`exec(keep=True)`: processes that outlive their command."""
+    WARM_PYTHON = "warm_python"
+    """Python jobs start with their modules imported."""
+
+
 class Capabilities(Record, frozen=True, kw_only=True):
     """What a backend can do on this host, as data: ask before you try."""
 
@@ -100,10 +163,10 @@ class Capabilities(Record, frozen=True, kw_only=True):
     """Name."""
     enforces: frozenset[str]
     """Names of `Limits` fields that are enforced here."""
-    no_network: bool
-    """Can run without a network."""
-    network: bool
-    """Can run with the host's network."""
+    isolation: Isolation
+    """What stands between the box and this machine."""
+    features: frozenset[Feature] = frozenset()
+    """What else it can do."""
     seccomp: bool
     """Filters system calls."""
     notes: tuple[str, ...] = ()
@@ -112,6 +175,11 @@ class Capabilities(Record, frozen=True, kw_only=True):
 
 class Sandbox(Protocol):
     """One live box with a private writable directory, `/work` inside."""
+
+    @property
+    def id(self) -> str:
+        """Unique among all boxes of this machine."""
+        ...
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Write a file under `/work`; `path` is relative and may not climb out."""
@@ -132,8 +200,61 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
+        cwd: str = "/work",
+        keep: bool = False,
     ) -> ExecResult:
-        """Run a command in `/work`. Never raises for what the program did."""
+        """Run a command. Never raises for what the program did.
+
+        Args:
+            argv: program and arguments; the program is looked up in PATH.
+            stdin: what it reads.
+            limits: bounds; `Limits()` by default.
+            env: variables added to the box's own.
+            cwd: absolute directory inside the box in which it starts.
+            keep: processes that it leaves behind stay alive until the next command without `keep`
+                ends, or the box does. Without, all die when the command ends.
+        """
+        ...
+
+
+class Snapshot(Record, frozen=True, kw_only=True):
+    """Frozen files of a box. Processes are not part of it."""
+
+    id: str
+    """Unique in the pool that made it."""
+    image: str
+    """What the box was made from."""
+    num_layers: int
+    """Layers above the image."""
+
+
+class StatefulSandbox(Sandbox, Protocol):
+    """A box whose files can be frozen, multiplied and put back."""
+
+    async def snapshot(self) -> Snapshot:
+        """Freeze all files. Processes that were kept end. Costs nothing if nothing changed."""
+        ...
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        """Back to a snapshot of this pool and image; everything since, processes too, is gone."""
+        ...
+
+    def fork(
+        self, count: int, snapshot: Snapshot | None = None
+    ) -> AbstractAsyncContextManager[tuple[StatefulSandbox, ...]]:
+        """Boxes that start from a snapshot, or from the present state."""
+        ...
+
+    async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
+        """Write what was changed above the image as a tar; returns its content digest."""
+        ...
+
+    async def import_tar(self, source: Path) -> None:
+        """Put the files of a tar (from `export_tar`, or of any origin) on top.
+
+        Raises:
+            ValueError: the archive tries to leave the box, or holds devices.
+        """
         ...
 
 
@@ -145,10 +266,17 @@ class SandboxPool(Protocol):
         """What this backend can do here."""
         ...
 
-    def acquire(self, policy: Policy | None = None) -> AbstractAsyncContextManager[Sandbox]:
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh box, destroyed on exit from the context.
 
+        Args:
+            image: name of an image that the pool knows; None: this host's programs, read-only.
+            policy: what it may touch; `Policy()` by default.
+
         Raises:
+            UserError: the policy cannot be enforced, or the image does not exist, here.
             ClassifiedFailure: of kind `sandbox`, if it cannot start.
         """
         ...

@@ -15,7 +15,15 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeVar
 
-from burnish.core.boxes import Capabilities, ExecResult, Limits, Policy, Sandbox, SandboxPool
+from burnish.core.boxes import (
+    Capabilities,
+    ExecResult,
+    Isolation,
+    Limits,
+    Policy,
+    Sandbox,
+    SandboxPool,
+)
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
@@ -67,10 +75,12 @@ class MissingPool:
     def capabilities(self) -> Capabilities:
         """Nothing."""
         return Capabilities(
-            backend="none", enforces=frozenset(), no_network=False, network=False, seccomp=False
+            backend="none", enforces=frozenset(), isolation=Isolation.NONE, seccomp=False
         )
 
-    def acquire(self, policy: Policy | None = None) -> AbstractAsyncContextManager[Sandbox]:
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
         """Refuse."""
         raise ClassifiedFailure(
             Failure(
@@ -97,9 +107,11 @@ class BridgedPool:
         return self._pool.capabilities
 
     @asynccontextmanager
-    async def acquire(self, policy: Policy | None = None) -> AsyncIterator[Sandbox]:
+    async def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AsyncIterator[Sandbox]:
         """A box that lives on the owner's loop."""
-        context = self._pool.acquire(policy)
+        context = self._pool.acquire(image, policy)
         box = await self._there(context.__aenter__())
         try:
             yield BridgedBox(box, self._there)
@@ -119,6 +131,7 @@ class BridgedBox:
     def __init__(self, box: Sandbox, there: Callable[..., Awaitable[Any]]) -> None:
         """Run the calls of `box` through `there`."""
         self._box, self._there = box, there
+        self.id = box.id
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`."""
@@ -136,9 +149,11 @@ class BridgedBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
+        cwd: str = "/work",
+        keep: bool = False,
     ) -> ExecResult:
         """See `Sandbox.exec`."""
         result: ExecResult = await self._there(
-            self._box.exec(argv, stdin=stdin, limits=limits, env=env)
+            self._box.exec(argv, stdin=stdin, limits=limits, env=env, cwd=cwd, keep=keep)
         )
         return result

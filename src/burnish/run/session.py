@@ -27,7 +27,8 @@ from burnish.run.config import RunConfig
 from burnish.run.publish import Publisher, WeightSource
 from burnish.run.trainer_thread import TrainerThread
 from burnish.run.training import PolicyTrainer, ServedAs
-from burnish.sandbox.pool import BubblewrapPool, SandboxConfig
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.sandbox.config import SandboxConfig
 from burnish.store.run_directory import RunDirectory
 from burnish.train.trainer import Trainer
 

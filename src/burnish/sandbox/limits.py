@@ -1,8 +1,11 @@
-"""The kernel's limits (`setrlimit`) for one command, as the launcher's shell sets them."""
+"""Which limits and policies are possible, and the kernel's (`setrlimit`) for one command."""
 
 import math
 
-from burnish.core.boxes import Limits
+from burnish.core.boxes import Capabilities, Feature, Limits, Policy, Privileges
+from burnish.core.errors import UserError
+
+_DEFAULTS = Limits()
 
 _FLOORS = {
     "wall_s": 0.001,
@@ -11,10 +14,16 @@ _FLOORS = {
     "num_pids": 1,
     "disk_bytes": 64 * 2**10,
     "stdout_bytes": 0,
+    "num_files": 16,
+    "swap_bytes": 0,
+    "num_inodes": 64,
+    "shm_bytes": 4096,
+    "cpus": 0.01,
+    "read_bytes_per_s": 4096,
+    "write_bytes_per_s": 4096,
 }
 """Below these even the launcher could not run, which would look like a broken box."""
 
-NUM_FILES = 256
 _LOCKED_KIB = 64
 # POSIX counts file sizes in these.
 _BLOCK_BYTES = 512
@@ -31,8 +40,47 @@ def check_limits(limits: Limits) -> None:
     """
     for name, floor in _FLOORS.items():
         value = getattr(limits, name)
-        if not (math.isfinite(value) and value >= floor):
+        if value is not None and not (math.isfinite(value) and value >= floor):
             raise ValueError(f"limits.{name} is {value}: it must be at least {floor}")
+
+
+def check_enforced(limits: Limits, capabilities: Capabilities) -> None:
+    """Refuse a limit that was asked for and would not hold.
+
+    Raises:
+        UserError: names the field and the backend.
+    """
+    for name in Limits.__struct_fields__:
+        asked = getattr(limits, name)
+        if asked != getattr(_DEFAULTS, name) and name not in capabilities.enforces:
+            raise UserError(
+                f"the {capabilities.backend} sandbox cannot enforce limits.{name} = {asked} here.",
+                fix=f"leave limits.{name} at its default, or see `burnish doctor`",
+            )
+
+
+def check_policy(image: str | None, policy: Policy, capabilities: Capabilities) -> None:
+    """Refuse an image or a policy that the backend does not have.
+
+    Raises:
+        UserError: names the part, the backend and what to change.
+    """
+    asked = {
+        Feature.IMAGES: (image is not None, "image", "leave the image out"),
+        Feature.ALLOW_LIST: (bool(policy.allow), "network allow-list", "set allow = []"),
+        Feature.PRIVILEGES: (
+            policy.privileges is not Privileges.NONE,
+            "privileges",
+            'set privileges = "none"',
+        ),
+        Feature.DETERMINISTIC: (policy.deterministic, "determinism", "set deterministic = false"),
+    }
+    for feature, (wanted, what, fix) in asked.items():
+        if wanted and feature not in capabilities.features:
+            raise UserError(
+                f"the {capabilities.backend} sandbox has no {what} here, but it was asked for.",
+                fix=f"{fix}, or choose another backend (`burnish doctor` lists them)",
+            )
 
 
 def ulimits(limits: Limits, *, num_processes: int | None, memory_is_sampled: bool) -> list[str]:
@@ -47,7 +95,7 @@ def ulimits(limits: Limits, *, num_processes: int | None, memory_is_sampled: boo
     wanted = {
         "c": 0,
         "f": max(1, limits.disk_bytes // _BLOCK_BYTES),
-        "n": NUM_FILES,
+        "n": limits.num_files,
         "l": _LOCKED_KIB,
     }
     if memory_is_sampled:

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus
 from burnish.core.checks import Check
 from burnish.core.errors import ClassifiedFailure, UserError, one_line
-from burnish.sandbox.inspection import find_bwrap
+from burnish.sandbox.bubblewrap.inspection import find_bwrap
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python, python_argv
-from burnish.sandbox.pool import BubblewrapPool, SandboxConfig
 
 
 class Probe(NamedTuple):
@@ -33,7 +34,7 @@ def probe() -> Probe:
         checks.append(Check(name="sandbox", ok=False, detail=error.what, fix=error.fix))
         return Probe(None, tuple(checks))
     except ClassifiedFailure as error:
-        fix = "run `python -m burnish.sandbox.keeper` to see why"
+        fix = "run `python -m burnish.sandbox.bubblewrap.keeper` to see why"
         checks.append(Check(name="sandbox", ok=False, detail=one_line(error), fix=fix))
         return Probe(None, tuple(checks))
     capabilities = pool.capabilities

@@ -8,7 +8,7 @@ from burnish.core.protocols import Episode, EpisodeContext
 from burnish.core.records import Message, Task, ToolSpec, Verdict
 from burnish.core.vocabulary import Split
 from burnish.envs.rewards import grade
-from burnish.sandbox.pool import BubblewrapPool
+from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 
 TEXT = (
     "Write at most ninety characters in which the letter {letter} occurs at least {count} times. "

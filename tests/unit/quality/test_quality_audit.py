@@ -110,7 +110,7 @@ def test_without_a_sandbox_it_is_unmeasured_and_says_so():
 
 
 def test_a_failing_sandbox_is_not_the_environments_fault(plain_pool):
-    def refuse(policy=None):
+    def refuse(image=None, policy=None):
         failure = Failure(kind=FailureKind.SANDBOX, where="sandbox.acquire", message="no memory")
         raise ClassifiedFailure(failure)
 

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from burnish.sandbox.argv import (
+from burnish.sandbox.bubblewrap.argv import (
     BASE_ENV,
     REQUIRED_OPTIONS,
     BoxView,
     BwrapFeatures,
-    HostPath,
     box_options,
-    check_argv,
     encode_options,
     launcher_script,
     parse_features,
 )
+from burnish.sandbox.commands import check_argv
+from burnish.sandbox.host_view import HostPath
 
 VIEW = BoxView(
     system=(HostPath("/usr", None), HostPath("/bin", "usr/bin"), HostPath("/lib64", None)),
@@ -101,14 +101,14 @@ def run_script(script: bytes) -> "subprocess.CompletedProcess[bytes]":
 @given(arguments=st.lists(TEXT, max_size=5), value=TEXT)
 def test_any_argument_reaches_the_program_as_it_is(arguments: list[str], value: str) -> None:
     code = 'printf "%s\\0" "$V" "$@"'
-    script = launcher_script(("sh", "-c", code, "sh", *arguments), {"V": value}, ["true"])
+    script = launcher_script(("sh", "-c", code, "sh", *arguments), {"V": value}, "/work", ["true"])
     result = run_script(script)
     assert result.stdout == b"".join(text.encode() + b"\0" for text in (value, *arguments))
 
 
 @pytest.mark.parametrize("ulimit", ["false", "ulimit -c nonsense", "exit 3"])
 def test_a_program_does_not_start_without_its_limits(ulimit: str) -> None:
-    script = launcher_script(("echo", "ran"), {}, [ulimit])
+    script = launcher_script(("echo", "ran"), {}, "/work", [ulimit])
     result = run_script(script)
     assert b"ran" not in result.stdout
     assert result.returncode != 0

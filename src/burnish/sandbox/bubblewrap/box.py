@@ -8,20 +8,21 @@ from typing import NamedTuple
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.sandbox import files
-from burnish.sandbox.argv import (
+from burnish.sandbox.bubblewrap.argv import (
     BoxView,
     BwrapFeatures,
-    HostPath,
     box_options,
     encode_options,
     launcher_script,
 )
-from burnish.sandbox.attacher import Attacher
+from burnish.sandbox.bubblewrap.attacher import Attacher
+from burnish.sandbox.bubblewrap.launch import Launch, Plan
+from burnish.sandbox.bubblewrap.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
+from burnish.sandbox.bubblewrap.process import START_DEADLINE_S, Command, Run, uninterrupted
+from burnish.sandbox.bubblewrap.protocol import Exec
 from burnish.sandbox.cgroup import BoxGroup, Controllers
-from burnish.sandbox.launch import Launch, Plan
+from burnish.sandbox.host_view import HostPath
 from burnish.sandbox.limits import ulimits
-from burnish.sandbox.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
-from burnish.sandbox.process import START_DEADLINE_S, Command, Run, uninterrupted
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
 EMPTY = "empty"
@@ -87,16 +88,14 @@ class Box:
         async with self._lock:
             return files.read_file(self._work_fd, path, limit_bytes)
 
-    async def run(
-        self, argv: tuple[str, ...], stdin: bytes, env: dict[str, str], limits: Limits
-    ) -> ExecResult:
+    async def run(self, argv: tuple[str, ...], request: Exec) -> ExecResult:
         """Run a command to its end."""
         async with self._lock:
-            if problem := self._apply(limits):
+            if problem := self._apply(request.limits):
                 return problem
             launch = await self._take_launch()
             self._num_runs += 1
-            result = await Run(self._command(argv, stdin, env, limits), launch).result()
+            result = await Run(self._command(argv, request), launch).result()
             if self._num_runs > 1:
                 # It was used again, so it is likely to be used once more.
                 self._warm = asyncio.create_task(self._start())
@@ -174,9 +173,8 @@ class Box:
             helpers=host.helpers,
         )
 
-    def _command(
-        self, argv: tuple[str, ...], stdin: bytes, env: dict[str, str], limits: Limits
-    ) -> Command:
+    def _command(self, argv: tuple[str, ...], request: Exec) -> Command:
+        limits = request.limits
         exact = self._host.controllers
         bounds = ulimits(
             limits,
@@ -185,8 +183,8 @@ class Box:
             memory_is_sampled=not (exact and exact.memory),
         )
         return Command(
-            script=launcher_script(argv, env, bounds),
-            stdin=stdin,
+            script=launcher_script(argv, request.env, request.cwd, bounds),
+            stdin=request.stdin,
             limits=limits,
             group=self._group,
             sample=None if exact and exact.memory and exact.pids else self._sample,

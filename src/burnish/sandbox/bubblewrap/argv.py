@@ -4,25 +4,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import NamedTuple
 
 from burnish.core.records import Record
-
-INSIDE_ID = 65534
-"""User and group inside the box: `nobody`, which owns nothing on the host."""
-HOSTNAME = "box"
-WORK = "/work"
-
-BASE_ENV = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": WORK,
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-}
-
-# One variable may have 128 KiB on Linux, and four bytes are the most that a character takes.
-_MAX_ENV_BYTES = 64 * 2**10
+from burnish.sandbox.commands import BASE_ENV, HOSTNAME, INSIDE_ID, WORK
+from burnish.sandbox.host_view import HostPath
 
 
 class Fd(IntEnum):
@@ -49,15 +34,6 @@ class Fd(IntEnum):
 
 LAUNCHER = ("/bin/sh", "-c", f"read -r go <&{Fd.GO:d} && . /proc/self/fd/{Fd.SCRIPT:d}", "sh")
 """The command inside the box. Nothing but ours runs until the last word of the script."""
-
-
-class HostPath(NamedTuple):
-    """A top-level directory of the host that programs need."""
-
-    path: str
-    """Such as `/bin`."""
-    link: str | None
-    """Target, if it is a symbolic link."""
 
 
 class BwrapFeatures(Record, frozen=True, kw_only=True):
@@ -143,27 +119,14 @@ def encode_options(options: list[str]) -> bytes:
     return b"".join(option.encode("utf-8", "surrogateescape") + b"\0" for option in options)
 
 
-def launcher_script(argv: tuple[str, ...], env: Mapping[str, str], ulimits: list[str]) -> bytes:
+def launcher_script(
+    argv: tuple[str, ...], env: Mapping[str, str], cwd: str, ulimits: list[str]
+) -> bytes:
     """For the launcher: closes what is ours, sets limits, reports, becomes the program."""
     closing = " ".join(f"{fd:d}<&-" for fd in Fd if fd > Fd.STDERR and fd is not Fd.STARTED)
     words = [f"exec {closing}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    if cwd != WORK:
+        words.append(f"cd -- {shlex.quote(cwd)}")
     words += [f"echo s >&{Fd.STARTED:d}", f"exec {Fd.STARTED:d}>&-", f"exec {shlex.join(argv)}"]
     return " && ".join(words).encode("utf-8", "surrogateescape") + b"\n"
-
-
-def check_argv(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-    """Refuse what no system could run.
-
-    Raises:
-        ValueError: an empty command, a NUL byte, a bad variable name.
-    """
-    if not argv or not argv[0]:
-        raise ValueError("argv must name a program: it is empty")
-    if any("\0" in arg for arg in argv):
-        raise ValueError("argv must not contain NUL bytes")
-    if sum(len(key) + 4 * len(value) for key, value in env.items()) > _MAX_ENV_BYTES:
-        raise ValueError(f"env must be below {_MAX_ENV_BYTES} bytes: write a file instead")
-    for key, value in env.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key) or "\0" in value:
-            raise ValueError(f"env has a bad variable: {key!r}")

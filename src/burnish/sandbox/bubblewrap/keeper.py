@@ -15,11 +15,11 @@ import sys
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
 from burnish.core.errors import UserError, one_line
-from burnish.sandbox.box import Box, Host
-from burnish.sandbox.inspection import close_host, inspect_host
-from burnish.sandbox.namespace import box_identity
-from burnish.sandbox.pipes import above_shell
-from burnish.sandbox.protocol import (
+from burnish.sandbox.bubblewrap.box import Box, Host
+from burnish.sandbox.bubblewrap.inspection import close_host, inspect_host
+from burnish.sandbox.bubblewrap.namespace import box_identity
+from burnish.sandbox.bubblewrap.pipes import above_shell
+from burnish.sandbox.bubblewrap.protocol import (
     HEADER,
     MAX_MESSAGE_BYTES,
     Cancel,
@@ -156,7 +156,7 @@ class Keeper:
 async def _run(box: Box, request: Exec) -> ExecResult:
     argv = tuple(os.fsdecode(arg) for arg in request.argv)
     try:
-        return await box.run(argv, request.stdin, request.env, request.limits)
+        return await box.run(argv, request)
     except (OSError, subprocess.SubprocessError) as error:
         return ExecResult(
             status=ExecStatus.INFRA_ERROR,

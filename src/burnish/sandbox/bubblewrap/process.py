@@ -18,11 +18,11 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
+from burnish.sandbox.bubblewrap.children import readable
+from burnish.sandbox.bubblewrap.launch import Launch
+from burnish.sandbox.bubblewrap.pipes import read_now
 from burnish.sandbox.cgroup import BoxGroup, Counters
-from burnish.sandbox.children import readable
-from burnish.sandbox.launch import Launch
 from burnish.sandbox.outcome import Cause, Evidence, classify
-from burnish.sandbox.pipes import read_now
 from burnish.sandbox.proctree import TreeUsage
 
 T = TypeVar("T")

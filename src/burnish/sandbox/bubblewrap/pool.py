@@ -6,8 +6,6 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from pydantic import Field
-
 from burnish.core.boxes import (
     Capabilities,
     ExecResult,
@@ -17,22 +15,13 @@ from burnish.core.boxes import (
     Sandbox,
     Usage,
 )
-from burnish.core.config import Config
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.sandbox.argv import check_argv
-from burnish.sandbox.client import KeeperClient, failure
+from burnish.sandbox.bubblewrap.client import KeeperClient, failure
+from burnish.sandbox.bubblewrap.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
+from burnish.sandbox.commands import WORK, check_argv
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.files import split_path
-from burnish.sandbox.limits import check_limits
-from burnish.sandbox.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
-
-
-class SandboxConfig(Config):
-    """Where model-written code runs."""
-
-    max_boxes: int = Field(default=8, ge=1, le=4096)
-    """Boxes alive at once; more callers wait."""
-    control_groups: bool = True
-    """Use them where the host lets us; without, memory, CPU and processes are sampled."""
+from burnish.sandbox.limits import check_enforced, check_limits, check_policy
 
 
 class BubblewrapBox:
@@ -42,6 +31,7 @@ class BubblewrapBox:
         """Wrap a box that the keeper made."""
         self._client = client
         self._number = number
+        self.id = f"{client.pid}-{number}"
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file under `/work`, with missing directories.
@@ -77,8 +67,10 @@ class BubblewrapBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
+        cwd: str = WORK,
+        keep: bool = False,
     ) -> ExecResult:
-        """Run a command in `/work`; when it returns nothing of the command is alive.
+        """Run a command; when it returns nothing of the command is alive.
 
         Commands of one box run one after another; files in `/work`, `/tmp` and `/dev/shm` stay. A
         program that cannot be found exits with 127. Never raises for what the program did, nor for
@@ -86,18 +78,26 @@ class BubblewrapBox:
 
         Raises:
             ValueError: the command, environment or limits could not run on any machine.
+            UserError: a limit, or `keep`, that this backend does not have.
         """
         limits = limits or Limits()
         env = env or {}
-        check_argv(argv, env)
-        check_limits(limits)
         client = self._client
+        check_argv(argv, env, cwd)
+        check_limits(limits)
+        check_enforced(limits, client.capabilities)
+        if keep:
+            raise UserError(
+                "the bubblewrap sandbox ends every process with its command.",
+                fix="leave keep out, or choose the native sandbox",
+            )
         request = Exec(
             id=client.next_id(),
             box=self._number,
             argv=tuple(os.fsencode(arg) for arg in argv),
             stdin=stdin,
             env=env,
+            cwd=cwd,
             limits=limits,
         )
         try:
@@ -138,18 +138,16 @@ class BubblewrapPool:
         """The process that holds the boxes now."""
         return self._client.pid
 
-    def acquire(self, policy: Policy | None = None) -> AbstractAsyncContextManager[Sandbox]:
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh box, destroyed on exit. Waits while `max_boxes` are in use.
 
         Raises:
             UserError: the policy cannot be enforced here.
             ClassifiedFailure: of kind `sandbox`, if the box cannot start.
         """
-        if policy is not None and policy.network:
-            raise UserError(
-                "the bubblewrap sandbox has no network, but the policy asks for one.",
-                fix="set network = false",
-            )
+        check_policy(image, policy or Policy(), self.capabilities)
         return self._box()
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
+from burnish.sandbox.host_view import namespace_fix
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x20, 0x4000, 1 << 18
@@ -55,31 +56,6 @@ def enter() -> bool:
         ) from error
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     return privileged
-
-
-def namespace_fix() -> str:
-    """The command that allows user namespaces here, as far as the host says what forbids them."""
-    switches = (
-        (
-            "kernel/unprivileged_userns_clone",
-            "0",
-            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
-        ),
-        (
-            "kernel/apparmor_restrict_unprivileged_userns",
-            "1",
-            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
-        ),
-        ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
-    )
-    for name, bad, fix in switches:
-        path = Path("/proc/sys") / name
-        if path.exists() and path.read_text(encoding="ascii").strip() == bad:
-            return fix
-    return (
-        "allow user namespaces; inside a container start it with "
-        "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
-    )
 
 
 def box_identity(privileged: bool, slot: int, uid_map: str | None = None) -> Identity | None:

@@ -32,6 +32,7 @@ class Exec(Record, frozen=True, kw_only=True, tag="exec"):
     argv: tuple[bytes, ...]
     stdin: bytes
     env: dict[str, str]
+    cwd: str
     limits: Limits
 
 

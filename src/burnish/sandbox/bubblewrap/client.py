@@ -13,7 +13,7 @@ from burnish.core.boxes import Capabilities
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
-from burnish.sandbox.protocol import (
+from burnish.sandbox.bubblewrap.protocol import (
     HEADER,
     Cancel,
     DestroyBox,
@@ -48,7 +48,7 @@ class KeeperClient:
                 [
                     sys.executable,
                     "-m",
-                    "burnish.sandbox.keeper",
+                    "burnish.sandbox.bubblewrap.keeper",
                     str(theirs.fileno()),
                     str(max_boxes),
                     str(int(control_groups)),

@@ -17,10 +17,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from burnish.sandbox.argv import LAUNCHER, Fd
-from burnish.sandbox.children import child_pids, end_child
-from burnish.sandbox.namespace import Identity
-from burnish.sandbox.pipes import Capture, above_shell, open_empty, read_now, seal, sealed
+from burnish.sandbox.bubblewrap.argv import LAUNCHER, Fd
+from burnish.sandbox.bubblewrap.children import child_pids, end_child
+from burnish.sandbox.bubblewrap.namespace import Identity
+from burnish.sandbox.bubblewrap.pipes import (
+    Capture,
+    above_shell,
+    open_empty,
+    read_now,
+    seal,
+    sealed,
+)
 
 _CHILD_PID = re.compile(rb'"child-pid": (\d+)')
 

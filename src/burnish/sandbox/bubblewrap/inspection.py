@@ -5,28 +5,35 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Isolation, Limits
 from burnish.core.errors import UserError
-from burnish.sandbox.argv import (
+from burnish.sandbox.bubblewrap.argv import (
     REQUIRED_OPTIONS,
     BwrapFeatures,
-    HostPath,
     parse_features,
 )
-from burnish.sandbox.attacher import Attacher
-from burnish.sandbox.box import EMPTY, Box, Host
+from burnish.sandbox.bubblewrap.attacher import Attacher
+from burnish.sandbox.bubblewrap.box import EMPTY, Box, Host
+from burnish.sandbox.bubblewrap.namespace import box_identity, enter, make_base
+from burnish.sandbox.bubblewrap.protocol import Exec
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
-from burnish.sandbox.namespace import box_identity, enter, make_base, namespace_fix
+from burnish.sandbox.commands import WORK
+from burnish.sandbox.host_view import (
+    GROUP,
+    OWN_PACKAGE,
+    PASSWD,
+    hidden_paths,
+    namespace_fix,
+    system_paths,
+)
 from burnish.sandbox.seccomp import build_filter
 
 INSTALL_FIX = "sudo apt-get install bubblewrap"
-_SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_OWN_PACKAGE = str(Path(__file__).parents[1])
-_PASSWD = "root:x:0:0::/nonexistent:/bin/false\nnobody:x:65534:65534::/work:/bin/sh\n"
-_GROUP = "root:x:0:\nnogroup:x:65534:\n"
+_ENFORCED = frozenset(
+    {"wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files"}
+)
 _SELF_TEST_LINES = {
     "Seccomp:": "2",
     "NoNewPrivs:": "1",
@@ -83,7 +90,7 @@ async def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities,
         features=features,
         base=base,
         system=system,
-        hidden=hidden_paths([*sys.path, _OWN_PACKAGE], system),
+        hidden=hidden_paths([*sys.path, OWN_PACKAGE], system),
         etc=_make_etc(base),
         seccomp=seccomp,
         controllers=controllers,
@@ -106,39 +113,10 @@ def close_host(host: Host) -> None:
         host.controllers.close()
 
 
-def system_paths() -> tuple[HostPath, ...]:
-    """The top-level directories that hold programs, as they are on this host."""
-    found = []
-    for path in _SYSTEM_PATHS:
-        if os.path.islink(path):
-            found.append(HostPath(path, os.readlink(path)))
-        elif os.path.isdir(path):
-            found.append(HostPath(path, None))
-    return tuple(found)
-
-
-def hidden_paths(search_path: Sequence[str], system: Sequence[HostPath]) -> tuple[str, ...]:
-    """Where environments, their generators and so their answers lie in what a box sees.
-
-    These are the directories of installed packages on our own search path, and this package itself.
-    The standard library stays visible: it may be the one that code in the box runs on.
-    """
-    shown = [os.path.realpath(entry.path) + "/" for entry in system if entry.link is None]
-    found: list[str] = []
-    for path in sorted({os.path.realpath(path) for path in search_path if path}):
-        holds_packages = path.endswith(("/site-packages", "/dist-packages"))
-        if not (holds_packages or path == os.path.realpath(_OWN_PACKAGE)):
-            continue
-        covered = any(path.startswith(above + "/") for above in found)
-        if path.startswith(tuple(shown)) and os.path.isdir(path) and not covered:
-            found.append(path)
-    return tuple(found)
-
-
 def _make_etc(base: Path) -> tuple[tuple[str, str], ...]:
     """Names for two users and what the dynamic linker needs: nothing else of the host's /etc."""
-    (base / "passwd").write_text(_PASSWD, encoding="ascii")
-    (base / "group").write_text(_GROUP, encoding="ascii")
+    (base / "passwd").write_text(PASSWD, encoding="ascii")
+    (base / "group").write_text(GROUP, encoding="ascii")
     etc = [(str(base / "passwd"), "passwd"), (str(base / "group"), "group")]
     for name in ("ld.so.cache", "alternatives"):
         if os.path.exists(f"/etc/{name}"):
@@ -158,8 +136,10 @@ def _controllers() -> Controllers | None:
 
 async def _self_test(host: Host, privileged: bool) -> None:
     box = Box(host, "self-test", box_identity(privileged, 0))
+    status = ("cat", "/proc/self/status")
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
     try:
-        result = await box.run(("cat", "/proc/self/status"), b"", {}, Limits())
+        result = await box.run(status, request)
     finally:
         await box.destroy()
     if result.status is not ExecStatus.OK:
@@ -195,9 +175,8 @@ def _capabilities(host: Host, privileged: bool) -> Capabilities:
         notes.append("bubblewrap < 0.8: nested user namespaces are refused by the filter alone")
     return Capabilities(
         backend="bubblewrap",
-        enforces=frozenset(Limits.__struct_fields__),
-        no_network=True,
-        network=False,
+        enforces=_ENFORCED | ({"swap_bytes"} if exact and exact.memory else set()),
+        isolation=Isolation.NAMESPACES,
         seccomp=True,
         notes=tuple(notes),
     )

@@ -1,0 +1,14 @@
+"""How boxes are made on this machine."""
+
+from pydantic import Field
+
+from burnish.core.config import Config
+
+
+class SandboxConfig(Config):
+    """Where model-written code runs."""
+
+    max_boxes: int = Field(default=8, ge=1, le=4096)
+    """Boxes alive at once; more callers wait."""
+    control_groups: bool = True
+    """Use them where the host lets us; without, memory, CPU and processes are sampled."""

@@ -1,0 +1,75 @@
+"""What boxes without an image of their own see of this host, and what the host must allow."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+OWN_PACKAGE = str(Path(__file__).parents[1])
+"""Directory of `burnish` itself."""
+PASSWD = "root:x:0:0::/nonexistent:/bin/false\nnobody:x:65534:65534::/work:/bin/sh\n"
+GROUP = "root:x:0:\nnogroup:x:65534:\n"
+
+
+class HostPath(NamedTuple):
+    """A top-level directory of the host that programs need."""
+
+    path: str
+    """Such as `/bin`."""
+    link: str | None
+    """Target, if it is a symbolic link."""
+
+
+def system_paths() -> tuple[HostPath, ...]:
+    """The top-level directories that hold programs, as they are on this host."""
+    found = []
+    for path in _SYSTEM_PATHS:
+        if os.path.islink(path):
+            found.append(HostPath(path, os.readlink(path)))
+        elif os.path.isdir(path):
+            found.append(HostPath(path, None))
+    return tuple(found)
+
+
+def hidden_paths(search_path: Sequence[str], system: Sequence[HostPath]) -> tuple[str, ...]:
+    """Where environments, their generators and so their answers lie in what a box sees.
+
+    These are the directories of installed packages on our own search path, and this package itself.
+    The standard library stays visible: it may be the one that code in the box runs on.
+    """
+    shown = [os.path.realpath(entry.path) + "/" for entry in system if entry.link is None]
+    found: list[str] = []
+    for path in sorted({os.path.realpath(path) for path in search_path if path}):
+        holds_packages = path.endswith(("/site-packages", "/dist-packages"))
+        if not (holds_packages or path == os.path.realpath(OWN_PACKAGE)):
+            continue
+        covered = any(path.startswith(above + "/") for above in found)
+        if path.startswith(tuple(shown)) and os.path.isdir(path) and not covered:
+            found.append(path)
+    return tuple(found)
+
+
+def namespace_fix() -> str:
+    """The command that allows user namespaces here, as far as the host says what forbids them."""
+    switches = (
+        (
+            "kernel/unprivileged_userns_clone",
+            "0",
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        ("user/max_user_namespaces", "0", "sudo sysctl -w user.max_user_namespaces=15000"),
+    )
+    for name, bad, fix in switches:
+        path = Path("/proc/sys") / name
+        if path.exists() and path.read_text(encoding="ascii").strip() == bad:
+            return fix
+    return (
+        "allow user namespaces; inside a container start it with "
+        "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    )

@@ -1,0 +1,129 @@
+"""Messages of the native sandbox: owner <-> helper and owner <-> init of a box.
+
+Layouts are little endian and packed; `str` is a u32 length and that many bytes without NUL; `n * x` is
+a u32 count and that many x. Descriptors that travel with a message are in [brackets], in this order.
+Every message starts with `HEADER`; `size` counts it too. `design/0005-native-sandbox.md` says who
+does what and why.
+
+owner -> helper
+    HELLO     u32 version, u32 uid_first, u32 uid_count, u32 job_uid, str rootfs,
+              n * bind (str source, str target), n * link (str path, str target),
+              n * hidden (str path), n * file (str path, str text)
+              [filter: array of sock_filter in a file]
+              First message. `rootfs` empty: host image. Paths are absolute; targets, links, files
+              and hidden as seen in the box. `/work` belongs to job_uid. -> READY
+    CREATE    u32 box, u64 disk_bytes, u32 num_inodes, u64 shm_bytes, n * layer (u32; lowest first)
+              [cgroup.procs files; or one directory with CREATE_INTO_CGROUP]
+              -> CREATED u32 pid [control socket of the init, pidfd, directory `u`], or ERROR
+    FREEZE    u32 box, u32 layer
+              End the box; its upper becomes `layer`. -> DONE. If the upper is empty: ERROR ENODATA,
+              and the box lives on with the processes that it has.
+    DESTROY   u32 box. -> DONE when no process of it is left
+    DROP      u32 layer. Boxes that use it keep it. -> DONE
+    NEWLAYER  u32 layer, u64 size_bytes, u32 num_inodes
+              -> DONE [directory `u`], which the owner may fill
+    LAYERFD   u32 layer. -> DONE [directory `u`]
+    RESIZE    u32 box, u64 disk_bytes, u32 num_inodes. -> DONE, or ERROR EINVAL if more is in use
+
+helper -> owner
+    READY     u32 version, u32 abilities (`Ability`)
+    ERROR     i32 errno, str stage
+    DIED      u32 box, i32 wait_status. Unasked, id 0: init ended. The number stays until DESTROY.
+
+owner -> init
+    EXEC      u64 wall_us (0: none), u32 uid, u32 gid, n * rlimit (u32 resource, u64 soft, u64
+              hard), str cwd, n * argument (str), n * variable (str "NAME=value")
+              [stdin, stdout, stderr]
+              With EXEC_IN_FILE all after the header is in a 4th descriptor (a memfd) instead.
+              -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead.
+    KILL      End the running command (SIGKILL to all); its EXITED follows. No reply of its own.
+    PUT       u32 mode, u32 uid, u32 gid, str path [file with the content]
+              Replaces atomically, makes missing parents, never follows a link; `path` is relative
+              to /work. -> DONE, or ERROR
+    GET       u64 limit_bytes, str path [file to write to]
+              -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)
+    LISTEN    u16 port. On 127.0.0.1 in the box's network. -> DONE [listening socket], or ERROR
+
+init -> owner
+    EXITED    u32 ending (`Ending`), i32 code (exit status, signal or errno), u64 wall_us,
+              u64 user_us, u64 system_us, u64 max_rss_bytes
+"""
+
+import struct
+from enum import IntEnum, IntFlag
+
+VERSION = 1
+MAX_MESSAGE_BYTES = 128 * 2**10
+"""Longer commands go through EXEC_IN_FILE."""
+MAX_LAYERS = 16
+MAX_CREATE_FDS = 8
+
+HEADER = struct.Struct("<IHHI")
+"""size, op, flags, id."""
+
+
+class Op(IntEnum):
+    """What a message is."""
+
+    HELLO = 1
+    CREATE = 2
+    FREEZE = 3
+    DESTROY = 4
+    DROP = 5
+    NEWLAYER = 6
+    LAYERFD = 7
+    RESIZE = 8
+    EXEC = 32
+    KILL = 33
+    PUT = 34
+    GET = 35
+    LISTEN = 36
+    READY = 64
+    CREATED = 65
+    DONE = 66
+    ERROR = 67
+    DIED = 68
+    EXITED = 69
+
+
+class Flag(IntFlag):
+    """Modifiers; each belongs to the op in its name."""
+
+    CREATE_INTO_CGROUP = 1
+    """The one descriptor is a cgroup v2 directory for `clone3(CLONE_INTO_CGROUP)`."""
+    CREATE_DETERMINISTIC = 2
+    """No address randomisation, one processor."""
+    CREATE_PACKAGES = 4
+    """Keep the capabilities of `Privileges.PACKAGES` in the bounding set."""
+    EXEC_KEEP = 1
+    """Leave what the program started alive."""
+    EXEC_IN_FILE = 2
+    """The body is in the last descriptor."""
+    EXEC_PACKAGES = 4
+    """Run with the capabilities that CREATE_PACKAGES kept."""
+
+
+class Ability(IntFlag):
+    """What the helper found that it can do."""
+
+    IDMAP = 1
+    """The rootfs is idmapped: files of the image can be changed by the box."""
+    RANGE = 2
+    """The box has more than one user id."""
+    NETWORK = 4
+    """The box has a network namespace with a working loopback."""
+
+
+class Ending(IntEnum):
+    """How a command ended, as init saw it."""
+
+    EXITED = 0
+    """`code` is the exit status."""
+    SIGNALED = 1
+    """`code` is the signal."""
+    TIMEOUT = 2
+    """`wall_us` passed; `code` is 0."""
+    NOT_STARTED = 3
+    """The program could not be executed; `code` is the errno of the failing step."""
+    KILLED = 4
+    """KILL was received; `code` is 0."""
