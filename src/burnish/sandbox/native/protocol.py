@@ -1,9 +1,9 @@
 """Messages of the native sandbox: owner <-> helper and owner <-> init of a box.
 
-Layouts are little endian and packed; `str` is a u32 length and that many bytes without NUL; `n * x` is
-a u32 count and that many x. Descriptors that travel with a message are in [brackets], in this order.
-Every message starts with `HEADER`; `size` counts it too. `design/0005-native-sandbox.md` says who
-does what and why.
+Layouts are little endian and packed; `str` is a u32 length and that many bytes without NUL;
+`n * x` is a u32 count and that many x. Descriptors that travel with a message are in [brackets], in
+this order. Every message starts with `HEADER`; `size` counts it too. Who does what and why is in
+`design/0005-native-sandbox.md`.
 
 owner -> helper
     HELLO     u32 version, u32 uid_first, u32 uid_count, u32 job_uid, str rootfs,
