@@ -15,7 +15,7 @@ from burnish.envs import registry
 from burnish.quality.audit import audit
 from burnish.quality.hostile import HOSTILE_MESSAGES
 from burnish.quality.report import ProbeVerdict
-from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.sandbox.start import open_pool
 
 DOMAINS = registry.names()
 
@@ -41,7 +41,7 @@ def say(text: str) -> tuple[Message, ...]:
 @pytest.fixture(scope="module")
 def real_pool():
     try:
-        pool = BubblewrapPool()
+        pool = open_pool()
     except (UserError, ClassifiedFailure) as error:
         pytest.skip(f"no bubblewrap sandbox here: {error}")
     yield pool

@@ -1,9 +1,9 @@
-"""What every sandbox backend must do. A new backend is one more entry in `BACKENDS`."""
+"""What every sandbox backend must do; the backends are in `conftest.py`."""
 
 import asyncio
 import errno
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -22,33 +22,9 @@ from burnish.core.boxes import (
 )
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.vocabulary import FailureKind
-from burnish.sandbox.bubblewrap.pool import BubblewrapPool
-from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import python_argv
 
 MIB = 2**20
-
-BACKENDS: dict[str, Callable[[int], SandboxPool]] = {
-    "bubblewrap": lambda n: BubblewrapPool(SandboxConfig(max_boxes=n)),
-    "bubblewrap-sampled": lambda n: BubblewrapPool(
-        SandboxConfig(max_boxes=n, control_groups=False)
-    ),
-}
-
-
-@pytest.fixture(scope="module", params=list(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> Callable[[int], SandboxPool]:
-    return BACKENDS[request.param]
-
-
-@pytest.fixture(scope="module")
-def pool(backend: Callable[[int], SandboxPool]) -> Iterator[SandboxPool]:
-    try:
-        made = backend(4)
-    except UserError as error:
-        pytest.skip(str(error))
-    yield made
-    asyncio.run(made.close())
 
 
 def in_box(pool: SandboxPool, use: Callable[[Sandbox], Coroutine[Any, Any, Any]]) -> Any:

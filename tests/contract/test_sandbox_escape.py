@@ -5,20 +5,13 @@ import os
 import platform
 import socket
 import textwrap
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
-from burnish.core.errors import UserError
-from burnish.sandbox.bubblewrap.pool import BubblewrapPool
-from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import python_argv
 from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECIAL
 
-BACKENDS: dict[str, Callable[[], SandboxPool]] = {
-    "bubblewrap": lambda: BubblewrapPool(SandboxConfig(max_boxes=2)),
-}
 COLUMN = ARCHITECTURES[platform.machine()].column
 PRELUDE = """
 import ctypes, errno, os, socket, sys
@@ -34,16 +27,6 @@ def attempt(action):
     except OSError as error:
         return errno.errorcode[error.errno]
 """
-
-
-@pytest.fixture(scope="module", params=list(BACKENDS))
-def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
-    try:
-        made = BACKENDS[request.param]()
-    except UserError as error:
-        pytest.skip(str(error))
-    yield made
-    asyncio.run(made.close())
 
 
 def attack(pool: SandboxPool, code: str, **limits: int) -> ExecResult:

@@ -10,10 +10,10 @@ from burnish.core.errors import ClassifiedFailure, UserError
 @asynccontextmanager
 async def boxes_if_possible() -> AsyncIterator[tuple[SandboxPool | None, str]]:
     """The pool, or None and the reason: many environments need no box."""
-    from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+    from burnish.sandbox.start import open_pool
 
     try:
-        pool = BubblewrapPool()
+        pool = open_pool()
     except (UserError, ClassifiedFailure) as error:
         yield None, str(error)
         return

@@ -27,8 +27,8 @@ from burnish.run.config import RunConfig
 from burnish.run.publish import Publisher, WeightSource
 from burnish.run.trainer_thread import TrainerThread
 from burnish.run.training import PolicyTrainer, ServedAs
-from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.start import open_pool
 from burnish.store.run_directory import RunDirectory
 from burnish.train.trainer import Trainer
 
@@ -90,9 +90,7 @@ async def open_session(
         UserError: if boxes cannot run on this machine.
     """
     async with AsyncExitStack() as stack:
-        pool = await asyncio.to_thread(
-            BubblewrapPool, SandboxConfig(max_boxes=config.rollout.max_boxes)
-        )
+        pool = await asyncio.to_thread(open_pool, SandboxConfig(max_boxes=config.rollout.max_boxes))
         stack.push_async_callback(pool.close)
         barrier = Barrier() if config.run.deterministic else None
         engine = _engine(config, loaded, barrier)

@@ -8,7 +8,7 @@ from burnish.core.protocols import Episode, EpisodeContext
 from burnish.core.records import Message, Task, ToolSpec, Verdict
 from burnish.core.vocabulary import Split
 from burnish.envs.rewards import grade
-from burnish.sandbox.bubblewrap.pool import BubblewrapPool
+from burnish.quality.isolation import BridgedPool
 
 TEXT = (
     "Write at most ninety characters in which the letter {letter} occurs at least {count} times. "
@@ -97,7 +97,7 @@ class BreaksLater(Letters):
 
     async def start(self, task: Task, context: EpisodeContext) -> Episode:
         # Only a run hands out boxes of its own; an audit wraps them.
-        if task.split is Split.TRAIN and isinstance(context.sandboxes, BubblewrapPool):
+        if task.split is Split.TRAIN and not isinstance(context.sandboxes, BridgedPool):
             return BrokenEpisode(self, task)
         return await super().start(task, context)
 
