@@ -73,10 +73,6 @@ class GeneratedEnvironment(ABC):
         """The item at a position of the stream. Pure."""
 
     @abstractmethod
-    async def judge(self, task: Task, answer: str, context: EpisodeContext) -> Verdict:
-        """Judge one answer of at most ANSWER_CHARS characters. Never raises for its content."""
-
-    @abstractmethod
     def reference(self, task: Task) -> tuple[Message, ...]:
         """An oracle's assistant messages."""
 
@@ -93,6 +89,18 @@ class GeneratedEnvironment(ABC):
             max_turns=self.max_turns,
         )
 
+    @abstractmethod
+    async def start(self, task: Task, context: EpisodeContext) -> Episode:
+        """Begin an episode of a task."""
+
+
+class OneTurnEnvironment(GeneratedEnvironment):
+    """A generated domain whose episodes are one prompt and one answer."""
+
+    @abstractmethod
+    async def judge(self, task: Task, answer: str, context: EpisodeContext) -> Verdict:
+        """Judge one answer of at most ANSWER_CHARS characters. Never raises for its content."""
+
     async def start(self, task: Task, context: EpisodeContext) -> Episode:
         """Begin a one-turn episode."""
         return OneTurn(self, task, context)
@@ -102,7 +110,7 @@ class OneTurn:
     """An episode that is over after one answer."""
 
     def __init__(
-        self, environment: GeneratedEnvironment, task: Task, context: EpisodeContext
+        self, environment: OneTurnEnvironment, task: Task, context: EpisodeContext
     ) -> None:
         """Wait for the answer."""
         self._environment, self._task, self._context = environment, task, context

@@ -63,10 +63,6 @@ class Calculator(GeneratedEnvironment):
         """Begin; a box is taken only when the tool is called."""
         return CalculatorEpisode(task, context)
 
-    async def judge(self, task: Task, answer: str, context: EpisodeContext) -> Verdict:
-        """Unused: the episode judges, because it knows what was called."""
-        raise NotImplementedError
-
 
 class CalculatorEpisode:
     """Up to three turns; the first reply without a call is the answer."""

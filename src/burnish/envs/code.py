@@ -17,7 +17,7 @@ from burnish.core.protocols import EpisodeContext
 from burnish.core.records import Failure, Message, Task, Verdict
 from burnish.core.vocabulary import FailureKind
 from burnish.envs import box_runner
-from burnish.envs.base import GeneratedEnvironment, Item, answer_message
+from burnish.envs.base import Item, OneTurnEnvironment, answer_message
 from burnish.envs.code_families import FAMILIES, Problem, outputs
 from burnish.envs.rewards import grade
 
@@ -28,14 +28,14 @@ COMPILED_CREDIT = 0.2
 """Part of the process credit for code that defines the function; the rest is tests passed."""
 
 
-class Code(GeneratedEnvironment):
+class Code(OneTurnEnvironment):
     """Tiny functions from families with endless parameters."""
 
     name = "code"
     description = "Write or repair a small Python function; hidden tests run in a sandbox."
     max_tokens = 48
     sources = (
-        *GeneratedEnvironment.sources,
+        *OneTurnEnvironment.sources,
         "burnish.envs.code_families",
         "burnish.envs.box_runner",
     )

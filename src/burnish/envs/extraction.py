@@ -9,7 +9,7 @@ from typing import Any
 
 from burnish.core.protocols import EpisodeContext
 from burnish.core.records import Message, Task, Verdict
-from burnish.envs.base import GeneratedEnvironment, Item, answer_message
+from burnish.envs.base import Item, OneTurnEnvironment, answer_message
 from burnish.envs.rewards import grade
 from burnish.envs.words import COMPANIES, MONTHS, PEOPLE, ROOMS
 
@@ -65,7 +65,7 @@ def _contact(rng: Random) -> tuple[str, dict[str, str]]:
 _NOTES: tuple[Callable[[Random], tuple[str, dict[str, str]]], ...] = (_invoice, _event, _contact)
 
 
-class Extraction(GeneratedEnvironment):
+class Extraction(OneTurnEnvironment):
     """Fields of a note as a JSON object."""
 
     name = "extraction"
@@ -73,7 +73,7 @@ class Extraction(GeneratedEnvironment):
         "Copy named fields out of a short note into a JSON object with exactly these keys."
     )
     max_tokens = 40
-    sources = (*GeneratedEnvironment.sources, "burnish.envs.words")
+    sources = (*OneTurnEnvironment.sources, "burnish.envs.words")
 
     def draw(self, position: int) -> Item:
         """A note of some kind, and two or three of its fields in random order."""

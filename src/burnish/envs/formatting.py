@@ -11,7 +11,7 @@ from random import Random
 
 from burnish.core.protocols import EpisodeContext
 from burnish.core.records import Message, Task, Verdict
-from burnish.envs.base import GeneratedEnvironment, Item, answer_message
+from burnish.envs.base import Item, OneTurnEnvironment, answer_message
 from burnish.envs.rewards import grade
 from burnish.envs.words import WORDS
 
@@ -83,13 +83,13 @@ def _ordered(rng: Random) -> tuple[str, list[Rule], str]:
 _FAMILIES = (_bracketed, _repeated, _listed, _ordered)
 
 
-class Formatting(GeneratedEnvironment):
+class Formatting(OneTurnEnvironment):
     """Replies whose form is the task."""
 
     name = "formatting"
     description = "Short replies that must satisfy stated constraints on case, count and layout."
     max_tokens = 32
-    sources = (*GeneratedEnvironment.sources, "burnish.envs.words")
+    sources = (*OneTurnEnvironment.sources, "burnish.envs.words")
 
     def draw(self, position: int) -> Item:
         """One family with random words."""

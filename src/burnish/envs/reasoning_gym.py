@@ -17,7 +17,7 @@ from burnish.core.errors import UserError
 from burnish.core.protocols import EpisodeContext
 from burnish.core.records import Message, Task, Verdict
 from burnish.envs.answers import Form, kept, share_right
-from burnish.envs.base import EnvironmentConfig, GeneratedEnvironment, Item, answer_message
+from burnish.envs.base import EnvironmentConfig, Item, OneTurnEnvironment, answer_message
 from burnish.envs.rewards import grade
 
 _SEED = 20_260_101
@@ -59,10 +59,10 @@ class ReasoningGymConfig(EnvironmentConfig):
     """Budget of an answer."""
 
 
-class ReasoningGym(GeneratedEnvironment):
+class ReasoningGym(OneTurnEnvironment):
     """One generator as a domain."""
 
-    sources = (*GeneratedEnvironment.sources, "burnish.envs.answers")
+    sources = (*OneTurnEnvironment.sources, "burnish.envs.answers")
 
     def __init__(self, config: ReasoningGymConfig) -> None:
         """Build the generator's stream.

@@ -7,11 +7,11 @@ import time
 from burnish.core.boxes import ExecStatus
 from burnish.core.records import Message, Task
 from burnish.core.vocabulary import Split
-from burnish.envs.base import GeneratedEnvironment, Item, OneTurn, answer_message
+from burnish.envs.base import Item, OneTurn, OneTurnEnvironment, answer_message
 from burnish.envs.rewards import grade
 
 
-class Sound(GeneratedEnvironment):
+class Sound(OneTurnEnvironment):
     """Add two numbers."""
 
     name = "sound"
@@ -219,7 +219,7 @@ class NeedsBox(Sound):
         return await super().judge(task, done.stdout.decode("utf-8", "replace"), context)
 
 
-class SmallRange(GeneratedEnvironment):
+class SmallRange(OneTurnEnvironment):
     """Sound, with so few answers that one is right for many tasks; the prompt ends in `wording`."""
 
     name = "small_range"
