@@ -14,6 +14,8 @@ owner -> helper
               and hidden as seen in the box. `/work` belongs to job_uid. -> READY
     CREATE    u32 box, u64 disk_bytes, u32 num_inodes, u64 shm_bytes, n * layer (u32; lowest first)
               [cgroup.procs files; or one directory with CREATE_INTO_CGROUP]
+              `shm_bytes` 0: /dev/shm is a directory beside `u` in the tmpfs of the box, so that it
+              counts within disk_bytes; FREEZE empties it. Else a tmpfs of its own of that size.
               -> CREATED u32 pid [control socket of the init, pidfd, directory `u`], or ERROR
     FREEZE    u32 box, u32 layer
               End the box; its upper becomes `layer`. -> DONE. If the upper is empty: ERROR ENODATA,
