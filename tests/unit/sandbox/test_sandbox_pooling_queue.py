@@ -1,0 +1,215 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from burnish.core.errors import ClassifiedFailure
+from burnish.core.vocabulary import FailureKind
+from burnish.sandbox.pooling.fair_queue import FairQueue, QueueFull, Ticket
+
+CAPACITY = 6
+
+
+class QueueMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.capacity = CAPACITY
+        self.queue = FairQueue(CAPACITY, max_waiting=12)
+        self.waiting: list[Ticket] = []
+        self.held: dict[Ticket, int] = {}
+        self.last: dict[str, int] = {}
+
+    @rule(client=st.sampled_from("abc"), units=st.integers(1, CAPACITY), weight=st.floats(0.5, 4))
+    def offer(self, client: str, units: int, weight: float) -> None:
+        own = sum(ticket.client == client for ticket in self.waiting)
+        if units > self.capacity:
+            with pytest.raises(ValueError, match="boxes at once"):
+                self.queue.offer(client, units, weight)
+        elif len(self.waiting) >= 12 or own >= 6:
+            with pytest.raises(QueueFull):
+                self.queue.offer(client, units, weight)
+        else:
+            self.waiting.append(self.queue.offer(client, units, weight))
+
+    @rule()
+    def grant(self) -> None:
+        for ticket in self.queue.grant():
+            self.waiting.remove(ticket)
+            assert self.last.get(ticket.client, -1) < ticket.number
+            self.last[ticket.client] = ticket.number
+            self.held[ticket] = ticket.units
+        if self.waiting:
+            # Work conservation: only a request that does not fit may hold up the rest.
+            free = self.capacity - sum(self.held.values())
+            assert max(ticket.units for ticket in self.waiting) > free
+        assert self.queue.grant() == []
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.held)))
+        units = data.draw(st.integers(1, self.held[ticket]))
+        self.queue.release(ticket, units)
+        self.held[ticket] -= units
+        if not self.held[ticket]:
+            del self.held[ticket]
+            with pytest.raises(AssertionError):
+                self.queue.release(ticket)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(self.waiting))
+        assert self.queue.cancel(ticket)
+        assert not self.queue.cancel(ticket)
+        self.waiting.remove(ticket)
+
+    @rule(capacity=st.integers(1, CAPACITY))
+    def resize(self, capacity: int) -> None:
+        self.capacity = capacity
+        for ticket in self.queue.resize(capacity):
+            assert ticket.units > capacity
+            self.waiting.remove(ticket)
+
+    @invariant()
+    def nothing_is_lost_or_made_up(self) -> None:
+        assert self.queue.outstanding == sum(self.held.values())
+        assert self.queue.outstanding <= CAPACITY
+        assert self.queue.num_waiting == len(self.waiting)
+
+    def teardown(self) -> None:
+        for ticket in list(self.held):
+            self.queue.release(ticket)
+        self.held.clear()
+        while self.waiting:
+            granted = self.queue.grant()
+            assert granted, "a waiting request that fits an empty pool was not granted"
+            for ticket in granted:
+                self.waiting.remove(ticket)
+                self.queue.release(ticket)
+        assert self.queue.outstanding == 0
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def grant_one_at_a_time(queue: FairQueue) -> list[Ticket]:
+    """Order of grants when everything granted is released at once."""
+    order = []
+    while granted := queue.grant():
+        for ticket in granted:
+            queue.release(ticket)
+        order += granted
+    return order
+
+
+@given(
+    requests=st.dictionaries(
+        st.sampled_from("abcd"),
+        st.tuples(st.floats(0.1, 10), st.lists(st.integers(1, 8), min_size=1, max_size=30)),
+        min_size=2,
+    )
+)
+def test_granted_units_differ_by_no_more_than_one_request_of_each(
+    requests: dict[str, tuple[float, list[int]]],
+) -> None:
+    queue = FairQueue(8)
+    for client, (weight, counts) in requests.items():
+        for count in counts:
+            queue.offer(client, count, weight)
+    got = dict.fromkeys(requests, 0)
+    left = {client: len(counts) for client, (_, counts) in requests.items()}
+    for ticket in grant_one_at_a_time(queue):
+        got[ticket.client] += ticket.units
+        left[ticket.client] -= 1
+        busy = [client for client in requests if left[client]]
+        for i in busy:
+            for j in busy:
+                bound = sum(max(requests[k][1]) / requests[k][0] for k in (i, j))
+                difference = got[i] / requests[i][0] - got[j] / requests[j][0]
+                assert abs(difference) <= bound + 1e-6
+
+
+@given(
+    flood=st.integers(1, 8),
+    history=st.lists(st.integers(1, 8), max_size=3),
+    batch=st.integers(1, 8),
+    weight=st.floats(0.2, 5),
+)
+def test_a_batch_waits_no_longer_than_stated_however_many_small_requests_come(
+    flood: int, history: list[int], batch: int, weight: float
+) -> None:
+    queue = FairQueue(8)
+    for _ in range(50):
+        queue.offer("flood", flood)
+    for count in history:
+        queue.offer("batch", count, weight)
+    waited_for = queue.offer("batch", batch, weight)
+    largest = max([batch, *history])
+    ahead = None if history else 0
+    for _ in range(1000):
+        granted = queue.grant()
+        for ticket in granted:
+            queue.release(ticket)
+            if ticket.client == "flood":
+                queue.offer("flood", flood)
+            if ticket == waited_for:
+                assert ahead is not None
+                assert ahead <= largest / weight + flood + 1e-6
+                return
+            if ticket.client == "flood" and ahead is not None:
+                ahead += ticket.units
+            elif ticket.client == "batch" and ticket.number == waited_for.number - 1:
+                ahead = 0
+    pytest.fail("the batch starved")
+
+
+def test_a_newcomer_goes_before_the_backlog_of_another() -> None:
+    queue = FairQueue(1)
+    first = [queue.offer("greedy") for _ in range(5)]
+    assert queue.grant() == first[:1]
+    newcomer = queue.offer("modest")
+    queue.release(first[0])
+    assert queue.grant() == [newcomer]
+
+
+def test_a_batch_is_never_passed_once_it_is_next() -> None:
+    queue = FairQueue(4)
+    small = queue.offer("a", 1)
+    assert queue.grant() == [small]
+    batch = queue.offer("b", 4)
+    later = queue.offer("c", 1)
+    assert queue.grant() == []
+    queue.release(small)
+    assert queue.grant() == [batch]
+    queue.release(batch, 1)
+    assert queue.grant() == [later]
+
+
+def test_one_client_cannot_have_the_others_refused() -> None:
+    queue = FairQueue(1, max_waiting=10)
+    for _ in range(5):
+        queue.offer("greedy")
+    with pytest.raises(QueueFull) as refusal:
+        queue.offer("greedy")
+    assert refusal.value.limit == 5
+    queue.offer("modest")
+
+
+def test_a_refusal_is_a_sandbox_failure_that_says_what_to_do() -> None:
+    queue = FairQueue(1, max_waiting=1)
+    queue.offer("a")
+    with pytest.raises(ClassifiedFailure, match="try again later") as refusal:
+        queue.offer("b")
+    assert refusal.value.failure.kind is FailureKind.SANDBOX
+
+
+def test_names_of_clients_do_not_pile_up() -> None:
+    queue = FairQueue(1)
+    queue.offer("stays")
+    queue.grant()
+    queue.offer("waits")
+    for index in range(1000):
+        assert queue.cancel(queue.offer(f"client {index}"))
+    assert len(queue._clients) <= 2
