@@ -1,14 +1,17 @@
 """The sandbox backends that this machine can try. Every suite runs against all of them."""
 
 import asyncio
+import functools
+import textwrap
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from burnish.core.boxes import SandboxPool
+from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.interpreter import python_argv
 
 MakePool = Callable[[int], SandboxPool]
 """From the number of boxes that may live at once."""
@@ -42,3 +45,62 @@ def pool(backend: MakePool) -> Iterator[SandboxPool]:
         pytest.skip(str(error))
     yield made
     asyncio.run(made.close())
+
+
+PRELUDE = """
+import ctypes, errno, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    ctypes.set_errno(0)
+    padded = [ctypes.c_ulong(a & (2**64 - 1)) for a in arguments] + [ctypes.c_ulong(0)] * 6
+    result = libc.syscall(ctypes.c_long(number), *padded[:6])
+    return errno.errorcode.get(ctypes.get_errno(), "ok") if result == -1 else "ok"
+def attempt(action):
+    try:
+        return repr(action())
+    except OSError as error:
+        return errno.errorcode[error.errno]
+"""
+"""What hostile programs in the suites start with."""
+
+
+AttackIn = Callable[..., ExecResult]
+
+
+@pytest.fixture
+def attack_in() -> AttackIn:
+    """Runs Python code in a box of its own of a pool; keywords are limits."""
+
+    def run(pool: SandboxPool, code: str, **limits: int) -> ExecResult:
+        async def main() -> ExecResult:
+            async with pool.acquire() as box:
+                await box.write_file("attack.py", (PRELUDE + textwrap.dedent(code)).encode())
+                return await box.exec(python_argv("attack.py"), limits=Limits(**limits))
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.fixture
+def attack(pool: SandboxPool, attack_in: AttackIn) -> Callable[..., ExecResult]:
+    """Runs Python code in a box of its own; keywords are limits."""
+    return functools.partial(attack_in, pool)
+
+
+@pytest.fixture
+def lines(attack: Callable[..., ExecResult]) -> Callable[[str], list[str]]:
+    """Runs Python code that must end well; returns what it printed."""
+
+    def run(code: str) -> list[str]:
+        result = attack(code)
+        assert result.status is ExecStatus.OK, result
+        return result.stdout.decode().splitlines()
+
+    return run
+
+
+@pytest.fixture
+def prelude() -> str:
+    """Definitions of `call` and `attempt` for programs that run in two boxes at once."""
+    return PRELUDE
