@@ -6,52 +6,20 @@ owner left (`sweep`). They hold no process by then: every box dies with its keep
 """
 
 import contextlib
-import errno
 import os
 import re
 import time
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from burnish.core.boxes import Limits
+from burnish.sandbox.cgroup_files import BoxGroup, ControlFiles, make_directory, remove_directories
+from burnish.sandbox.cgroup_v1 import GroupV1
+from burnish.sandbox.cgroup_v2 import GroupV2
 from burnish.sandbox.proctree import start_ticks
 
-# Process 1 of the box is in the group; the monitor is not, so that no limit of the box kills it.
-OVERHEAD_PIDS = 1
-
+# Without these two no limit is exact, so that a tree with neither is of no use.
+_CORE = ("memory", "pids")
 _SWEEP_TRIES, _SWEEP_PAUSE_S = 100, 0.01
-
-
-class Counters(NamedTuple):
-    """Totals of a box since it was made."""
-
-    cpu_s: float | None
-    oom_kills: int
-    pids_refused: int
-
-
-class BoxGroup(Protocol):
-    """The control groups of one box."""
-
-    def set_limits(self, limits: Limits) -> None:
-        """Apply them to the next command."""
-        ...
-
-    def attach_files(self) -> tuple[str, ...]:
-        """Files into which a pid is written to make it a member."""
-        ...
-
-    def counters(self) -> Counters:
-        """Current totals."""
-        ...
-
-    def peak_memory_bytes(self) -> int | None:
-        """Highest usage since `set_limits`."""
-        ...
-
-    def remove(self) -> bool:
-        """Delete the groups; False if a dying process still holds one."""
-        ...
 
 
 class Controllers(NamedTuple):
@@ -61,6 +29,8 @@ class Controllers(NamedTuple):
     """1 or 2."""
     bases: dict[str, Path]
     """Controller -> directory of this owner. Version 2 has the same one for all."""
+    late: tuple[str, ...] = ()
+    """Those of version 1 that a box joins only when a limit of theirs is asked for."""
 
     @property
     def memory(self) -> bool:
@@ -72,114 +42,30 @@ class Controllers(NamedTuple):
         """Whether processes are counted exactly."""
         return "pids" in self.bases
 
-    def make(self, box: str) -> BoxGroup:
-        """Groups for one box."""
+    def make(self, box: str, *, keep_open: bool = False) -> BoxGroup:
+        """Groups for one box; `keep_open` trades descriptors for speed."""
         made = {name: base / box for name, base in self.bases.items()}
-        for directory in set(made.values()):
-            _make_directory(directory)
-        return GroupV1(made) if self.version == 1 else GroupV2(made)
+        if self.version == 2:
+            directory = made["memory"]
+            make_directory(directory)
+            return GroupV2(directory, made, keep_open=keep_open)
+        late = {name: made.pop(name) for name in self.late if name in made}
+        for directory in made.values():
+            make_directory(directory)
+        return GroupV1(made, late, keep_open=keep_open)
 
     def close(self) -> None:
         """Remove this owner's own directories, which must be empty."""
-        for base in set(self.bases.values()):
-            with contextlib.suppress(OSError):
-                base.rmdir()
-
-
-class GroupV1:
-    """One directory in each controller's tree."""
-
-    def __init__(self, directories: dict[str, Path]) -> None:
-        """Wrap existing directories."""
-        self._dirs = directories
-
-    def set_limits(self, limits: Limits) -> None:
-        """Memory is set twice as the swap limit may never be below it; order depends on the old."""
-        if memory := self._dirs.get("memory"):
-            value = str(limits.memory_bytes)
-            names = ["memory.limit_in_bytes"]
-            if (memory / "memory.memsw.limit_in_bytes").exists():
-                names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
-            else:
-                _write_if_possible(memory / "memory.swappiness", "0")
-            _write_in_either_order([memory / name for name in names], value)
-            _write_if_possible(memory / "memory.max_usage_in_bytes", "0")
-        if pids := self._dirs.get("pids"):
-            _write(pids / "pids.max", str(limits.num_pids + OVERHEAD_PIDS))
-
-    def attach_files(self) -> tuple[str, ...]:
-        """One per tree."""
-        return tuple(str(path / "cgroup.procs") for path in self._dirs.values())
-
-    def counters(self) -> Counters:
-        """Read every controller that we have."""
-        cpu = self._dirs.get("cpuacct")
-        memory = self._dirs.get("memory")
-        pids = self._dirs.get("pids")
-        return Counters(
-            cpu_s=int(_read(cpu / "cpuacct.usage")) / 1e9 if cpu else None,
-            oom_kills=_field(memory / "memory.oom_control", "oom_kill") if memory else 0,
-            pids_refused=_field(pids / "pids.events", "max") if pids else 0,
-        )
-
-    def peak_memory_bytes(self) -> int | None:
-        """Reset by `set_limits`."""
-        memory = self._dirs.get("memory")
-        return int(_read(memory / "memory.max_usage_in_bytes")) if memory else None
-
-    def remove(self) -> bool:
-        """Try each tree."""
-        removed = [_remove(path) for path in self._dirs.values()]
-        return all(removed)
-
-
-class GroupV2:
-    """One directory for all controllers."""
-
-    def __init__(self, directories: dict[str, Path]) -> None:
-        """Wrap an existing directory."""
-        self._names = frozenset(directories)
-        self._dir = next(iter(directories.values()))
-
-    def set_limits(self, limits: Limits) -> None:
-        """Kill the whole box on out-of-memory, never a part of it."""
-        if "memory" in self._names:
-            _write(self._dir / "memory.max", str(limits.memory_bytes))
-            _write_if_possible(self._dir / "memory.swap.max", "0")
-            _write_if_possible(self._dir / "memory.oom.group", "1")
-            _write_if_possible(self._dir / "memory.peak", "0")
-        if "pids" in self._names:
-            _write(self._dir / "pids.max", str(limits.num_pids + OVERHEAD_PIDS))
-
-    def attach_files(self) -> tuple[str, ...]:
-        """The one file."""
-        return (str(self._dir / "cgroup.procs"),)
-
-    def counters(self) -> Counters:
-        """`cpu.stat` exists in every group, even without the cpu controller."""
-        cpu_us = _field(self._dir / "cpu.stat", "usage_usec", default=-1)
-        return Counters(
-            cpu_s=cpu_us / 1e6 if cpu_us >= 0 else None,
-            oom_kills=_field(self._dir / "memory.events", "oom_kill")
-            if "memory" in self._names
-            else 0,
-            pids_refused=_field(self._dir / "pids.events", "max") if "pids" in self._names else 0,
-        )
-
-    def peak_memory_bytes(self) -> int | None:
-        """Since the box was made where the kernel (< 6.12) cannot reset it."""
-        try:
-            return int(_read(self._dir / "memory.peak"))
-        except OSError:
-            return None
-
-    def remove(self) -> bool:
-        """Delete the group."""
-        return _remove(self._dir)
+        remove_directories(set(self.bases.values()))
 
 
 def find_controllers(
-    cgroup_text: str, mountinfo_text: str, owner: str, *, sweep_first: bool = True
+    cgroup_text: str,
+    mountinfo_text: str,
+    owner: str,
+    *,
+    sweep_first: bool = True,
+    rates: bool = False,
 ) -> Controllers | None:
     """Make this owner's base directories in the best hierarchy that lets us.
 
@@ -188,25 +74,26 @@ def find_controllers(
         mountinfo_text: `/proc/self/mountinfo`.
         owner: name from `owner_name`.
         sweep_first: remove what dead owners left.
+        rates: also those for processor share and disk rates, where they are.
     """
     own = _own_paths(cgroup_text)
     mounts = list(_mounts(mountinfo_text))
     bases: dict[str, Path] = {}
+    late = ("cpu", "blkio") if rates else ()
     for mount in mounts:
-        for name in ("memory", "pids", "cpuacct"):
+        for name in (*_CORE, "cpuacct", *late):
             if mount.version == 1 and name in mount.controllers and name not in bases:
                 places = _places(mount, own.get(name, "/"), with_parent=False)
                 base = _first_writable(places, owner, sweep_first)
                 if base is not None:
                     bases[name] = base
-    if bases.keys() & {"memory", "pids"}:
-        return Controllers(1, bases)
-    for base in bases.values():
-        base.rmdir()
+    if bases.keys() & set(_CORE):
+        return Controllers(1, bases, late)
+    remove_directories(set(bases.values()))
     for mount in mounts:
         if mount.version == 2:
             for place in _places(mount, own.get("", "/"), with_parent=True):
-                if found := _base_v2(place, owner, sweep_first):
+                if found := _base_v2(place, owner, sweep_first, rates):
                     return found
     return None
 
@@ -281,95 +168,37 @@ def _first_writable(places: list[Path], owner: str, sweep_first: bool) -> Path |
         if sweep_first:
             sweep(place)
         try:
-            _make_directory(place / owner)
+            make_directory(place / owner)
         except OSError:
             continue
         return place / owner
     return None
 
 
-def _base_v2(place: Path, owner: str, sweep_first: bool) -> Controllers | None:
-    """A base in `place` whose children get memory and pids, or None."""
+def _base_v2(place: Path, owner: str, sweep_first: bool, rates: bool) -> Controllers | None:
+    """A base in `place` whose children get memory and pids at least, or None."""
     base = _first_writable([place], owner, sweep_first)
     if base is None:
         return None
-    wanted = ("memory", "pids")
+    files = ControlFiles(keep_open=False)
+    wanted = (*_CORE, "cpu", "io") if rates else _CORE
     for name in wanted:
-        _write_if_possible(place / "cgroup.subtree_control", f"+{name}")
-        _write_if_possible(base / "cgroup.subtree_control", f"+{name}")
+        for folder in (place, base):
+            files.try_write(f"{folder}/cgroup.subtree_control", f"+{name}")
     with contextlib.suppress(OSError):
-        if set(wanted) <= set(_read(base / "cgroup.subtree_control").split()):
-            return Controllers(2, dict.fromkeys(wanted, base))
+        given = (base / "cgroup.subtree_control").read_text(encoding="ascii").split()
+        if set(_CORE) <= set(given):
+            return Controllers(2, {name: base for name in wanted if name in given})
     base.rmdir()
     return None
-
-
-def _make_directory(path: Path) -> None:
-    """The kernel can answer ENOMEM under page-cache pressure (4 of 4,000 tries): try again."""
-    for attempt in range(3):
-        try:
-            path.mkdir(exist_ok=True)
-        except OSError as error:
-            if error.errno != errno.ENOMEM or attempt == 2:
-                raise
-        else:
-            return
 
 
 def _remove_all(owner: Path) -> bool:
     """Processes of a dead owner stay members until somebody reaps them: wait a little for that."""
     for _ in range(_SWEEP_TRIES):
         for box in [path for path in owner.iterdir() if path.is_dir()]:
-            _remove(box)
-        if _remove(owner):
+            remove_directories([box])
+        if remove_directories([owner]):
             return True
         time.sleep(_SWEEP_PAUSE_S)
     return False
-
-
-def _remove(path: Path) -> bool:
-    try:
-        path.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="ascii").strip()
-
-
-def _write(path: Path, value: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, value.encode("ascii"))
-    finally:
-        os.close(descriptor)
-
-
-def _write_if_possible(path: Path, value: str) -> None:
-    with contextlib.suppress(OSError):
-        _write(path, value)
-
-
-def _write_in_either_order(paths: list[Path], value: str) -> None:
-    try:
-        for path in paths:
-            _write(path, value)
-    except OSError:
-        for path in reversed(paths):
-            _write(path, value)
-
-
-def _field(path: Path, name: str, default: int = 0) -> int:
-    try:
-        text = path.read_text(encoding="ascii")
-    except OSError:
-        return default
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return default

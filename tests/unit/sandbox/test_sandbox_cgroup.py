@@ -5,15 +5,10 @@ from pathlib import Path
 import pytest
 
 from burnish.core.boxes import Limits
-from burnish.sandbox.cgroup import (
-    OVERHEAD_PIDS,
-    Counters,
-    GroupV1,
-    GroupV2,
-    find_controllers,
-    owner_name,
-    sweep,
-)
+from burnish.sandbox.cgroup import find_controllers, owner_name, sweep
+from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, Counters
+from burnish.sandbox.cgroup_v1 import GroupV1
+from burnish.sandbox.cgroup_v2 import GroupV2
 
 LIMITS = Limits(memory_bytes=100 * 2**20, num_pids=20)
 
@@ -74,7 +69,7 @@ def test_version_2_limits_and_counters(tmp_path: Path) -> None:
         "cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
     }
     folder = fill(tmp_path / "box", files)
-    group = GroupV2({"memory": folder, "pids": folder})
+    group = GroupV2(folder, ("memory", "pids"))
     assert group.counters() == Counters(cpu_s=1.5, oom_kills=4, pids_refused=5)
     assert group.peak_memory_bytes() is None
     group.set_limits(LIMITS)

@@ -1,13 +1,8 @@
-"""One box on the keeper's side: its storage, its control groups and what runs in it."""
+"""A box whose commands run under bubblewrap."""
 
-import asyncio
-import os
-import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
-from burnish.sandbox import files
 from burnish.sandbox.bubblewrap.argv import (
     BoxView,
     BwrapFeatures,
@@ -17,18 +12,14 @@ from burnish.sandbox.bubblewrap.argv import (
 )
 from burnish.sandbox.bubblewrap.attacher import Attacher
 from burnish.sandbox.bubblewrap.launch import Launch, Plan
-from burnish.sandbox.bubblewrap.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
-from burnish.sandbox.bubblewrap.process import START_DEADLINE_S, Command, Run, uninterrupted
+from burnish.sandbox.bubblewrap.namespace import Identity
 from burnish.sandbox.bubblewrap.protocol import Exec
-from burnish.sandbox.cgroup import BoxGroup, Controllers
+from burnish.sandbox.bubblewrap.stored_box import StoredBox
+from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.host_view import HostPath
-from burnish.sandbox.limits import ulimits
-from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
 EMPTY = "empty"
 """Name below the keeper's base of the directory that covers what boxes must not see."""
-_REMOVAL_TRIES = 50
-_REMOVAL_PAUSE_S = 0.01
 
 
 class Host(NamedTuple):
@@ -50,104 +41,25 @@ class Host(NamedTuple):
     """Pids of the keeper's children other than strays."""
 
 
-class Box:
+class Box(StoredBox):
     """A private directory of limited size, in which commands run one after another."""
 
     def __init__(self, host: Host, name: str, identity: Identity | None) -> None:
-        """Make storage and control groups.
+        """Make storage and control groups, and start the process of the first command.
 
         Raises:
             OSError: the host is out of something.
         """
+        super().__init__(host.base, host.controllers, name, identity)
         self._host = host
-        self._identity = identity
-        self._lock = asyncio.Lock()
-        self._storage = host.base / name
-        self._storage.mkdir(mode=0o711)
-        self._disk_bytes = Limits().disk_bytes
-        mount_tmpfs(str(self._storage), size_bytes=self._disk_bytes, mode=0o711)
-        for folder in ("work", "tmp", "shm"):
-            path = self._storage / folder
-            path.mkdir(mode=0o755)
-            if identity is not None:
-                os.chown(path, identity.uid, identity.gid)
-        self._work_fd = os.open(self._storage / "work", os.O_RDONLY | os.O_DIRECTORY)
-        self._group: BoxGroup | None = host.controllers.make(name) if host.controllers else None
         self._plan = self._make_plan()
-        self._num_runs = 0
-        self._warm: asyncio.Task[Launch] | None = asyncio.create_task(self._start())
+        self.warm_up()
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        """See `files.write_file`."""
-        owner = None if self._identity is None else files.Owner(*self._identity)
-        async with self._lock:
-            files.write_file(self._work_fd, path, data, owner)
+    def _launch(self) -> Launch:
+        return Launch(self._plan)
 
-    async def read_file(self, path: str, limit_bytes: int) -> bytes:
-        """See `files.read_file`."""
-        async with self._lock:
-            return files.read_file(self._work_fd, path, limit_bytes)
-
-    async def run(self, argv: tuple[str, ...], request: Exec) -> ExecResult:
-        """Run a command to its end."""
-        async with self._lock:
-            if problem := self._apply(request.limits):
-                return problem
-            launch = await self._take_launch()
-            self._num_runs += 1
-            result = await Run(self._command(argv, request), launch).result()
-            if self._num_runs > 1:
-                # It was used again, so it is likely to be used once more.
-                self._warm = asyncio.create_task(self._start())
-            return result
-
-    async def _take_launch(self) -> Launch:
-        """The process that was started ahead, or a new one."""
-        warm, self._warm = self._warm, None
-        starting = warm or asyncio.create_task(self._start())
-        try:
-            return await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            await _dispose(starting)
-            raise
-
-    async def _start(self) -> Launch:
-        launch = Launch(self._plan)
-        try:
-            await asyncio.wait_for(launch.prepare(), START_DEADLINE_S)
-        except BaseException:
-            await uninterrupted(asyncio.ensure_future(launch.end()))
-            launch.close()
-            raise
-        return launch
-
-    async def destroy(self) -> None:
-        """Free everything. No command runs any more."""
-        if self._warm is not None:
-            await _dispose(self._warm)
-        os.close(self._work_fd)
-        unmount(str(self._storage))
-        shutil.rmtree(self._storage)
-        for _ in range(_REMOVAL_TRIES):
-            # A control group stays busy for a moment after its last process was reaped.
-            if self._group is None or self._group.remove():
-                return
-            await asyncio.sleep(_REMOVAL_PAUSE_S)
-
-    def _apply(self, limits: Limits) -> ExecResult | None:
-        """Set the limits that belong to the box. A result if it is already beyond one."""
-        if limits.disk_bytes != self._disk_bytes:
-            try:
-                resize_tmpfs(str(self._storage), limits.disk_bytes)
-            except OSError:
-                return _refused(ExecStatus.DISK, "the box already holds more than disk_bytes")
-            self._disk_bytes = limits.disk_bytes
-        if self._group is not None:
-            try:
-                self._group.set_limits(limits)
-            except OSError:
-                return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
-        return None
+    def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
+        return launcher_script(argv, request.env, request.cwd, bounds)
 
     def _make_plan(self) -> Plan:
         host, group = self._host, self._group
@@ -172,61 +84,3 @@ class Box:
             attach=attach if group is not None else None,
             helpers=host.helpers,
         )
-
-    def _command(self, argv: tuple[str, ...], request: Exec) -> Command:
-        limits = request.limits
-        exact = self._host.controllers
-        bounds = ulimits(
-            limits,
-            # Process 1 counts as well where the kernel counts per user namespace.
-            num_processes=None if exact and exact.pids else limits.num_pids + 1,
-            memory_is_sampled=not (exact and exact.memory),
-        )
-        return Command(
-            script=launcher_script(argv, request.env, request.cwd, bounds),
-            stdin=request.stdin,
-            limits=limits,
-            group=self._group,
-            sample=None if exact and exact.memory and exact.pids else self._sample,
-            disk_full=self._disk_full,
-        )
-
-    def _sample(self, monitor_pid: int) -> TreeUsage:
-        usage = tree_usage(read_processes(), monitor_pid)
-        room = os.statvfs(self._storage)
-        stored = (room.f_blocks - room.f_bfree) * room.f_frsize
-        return usage._replace(memory_bytes=usage.memory_bytes + stored)
-
-    def _disk_full(self) -> bool:
-        room = os.statvfs(self._storage)
-        return room.f_bfree == 0 or room.f_ffree == 0
-
-
-async def _dispose(starting: asyncio.Task[Launch]) -> None:
-    """End a process that nobody will use, wherever it is on its way; cancelling does not stop it.
-
-    A command that is cancelled is often cancelled twice: by its caller, and with its box.
-    """
-    await uninterrupted(asyncio.ensure_future(_end_unused(starting)))
-
-
-async def _end_unused(starting: asyncio.Task[Launch]) -> None:
-    starting.cancel()
-    await asyncio.wait((starting,))
-    if not starting.cancelled() and starting.exception() is None:
-        launch = starting.result()
-        await launch.end()
-        launch.close()
-
-
-def _refused(status: ExecStatus, message: str) -> ExecResult:
-    return ExecResult(
-        status=status,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=message,
-    )

@@ -15,13 +15,12 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
 from burnish.sandbox.bubblewrap.children import readable
-from burnish.sandbox.bubblewrap.launch import Launch
-from burnish.sandbox.bubblewrap.pipes import read_now
-from burnish.sandbox.cgroup import BoxGroup, Counters
+from burnish.sandbox.bubblewrap.pipes import Capture, read_now
+from burnish.sandbox.cgroup_files import BoxGroup, Counters
 from burnish.sandbox.outcome import Cause, Evidence, classify
 from burnish.sandbox.proctree import TreeUsage
 
@@ -30,6 +29,29 @@ T = TypeVar("T")
 START_DEADLINE_S = 60.0
 """For bubblewrap itself, on a machine that is overloaded. Counts apart from the program's time."""
 _TICK_S = 0.02
+
+
+class Launched(Protocol):
+    """A box process that has everything but its command."""
+
+    stdout: Capture
+    stderr: Capture
+    started_fd: int
+    """Readable, with a byte to read, once the program runs."""
+    monitor_pid: int
+    """Our child, which lives as long as the command."""
+
+    def go(self, stdin: bytes, script: bytes) -> None:
+        """Give it its command."""
+        ...
+
+    async def end(self) -> tuple[int, float]:
+        """Kill what is left; returns the monitor's status and the CPU seconds of all."""
+        ...
+
+    def close(self) -> None:
+        """Free our descriptors."""
+        ...
 
 
 class Command(NamedTuple):
@@ -48,7 +70,7 @@ class Command(NamedTuple):
 class Run:
     """One command from `go` to the end. Use once: `await Run(command, launch).result()`."""
 
-    def __init__(self, command: Command, launch: Launch) -> None:
+    def __init__(self, command: Command, launch: Launched) -> None:
         """Prepare; the launch is ours from now on."""
         self._command = command
         self._launch = launch

@@ -1,0 +1,171 @@
+"""What the control groups of a box do, and how their files are read and written."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from burnish.core.boxes import Limits
+
+# Process 1 of the box is in the group; the monitor is not, so that no limit of the box kills it.
+OVERHEAD_PIDS = 1
+CPU_PERIOD_US = 100_000
+_MAX_READ_BYTES = 4096
+
+
+class Counters(NamedTuple):
+    """Totals of a box since it was made."""
+
+    cpu_s: float | None
+    oom_kills: int
+    pids_refused: int
+
+
+class BoxGroup(Protocol):
+    """The control groups of one box."""
+
+    into_directory: bool
+    """`entry_fds` is one directory for `clone3(CLONE_INTO_CGROUP)`, not `cgroup.procs` files."""
+
+    def set_limits(self, limits: Limits) -> None:
+        """Apply them to the next command."""
+        ...
+
+    def attach_files(self) -> tuple[str, ...]:
+        """Files into which a pid is written to make it a member."""
+        ...
+
+    def entry_fds(self) -> tuple[int, ...]:
+        """Open descriptors through which a helper makes a process a member."""
+        ...
+
+    def must_join(self, limits: Limits) -> bool:
+        """Whether `join` has to run before these limits hold."""
+        ...
+
+    def join(self, pid: int) -> None:
+        """Move all that runs in the box whose process 1 is `pid` into trees left out so far.
+
+        Can wait for the kernel for 10 ms.
+        """
+        ...
+
+    def counters(self) -> Counters:
+        """Current totals."""
+        ...
+
+    def peak_memory_bytes(self) -> int | None:
+        """Highest usage since `set_limits`."""
+        ...
+
+    def left(self) -> None:
+        """The box is gone: whoever gets the groups next has joined nothing."""
+        ...
+
+    def remove(self) -> bool:
+        """Delete the groups; False if a dying process still holds one."""
+        ...
+
+    def close(self) -> None:
+        """Free the descriptors. May be called again."""
+        ...
+
+
+class ControlFiles:
+    """Control files by path, kept open where that saves time."""
+
+    def __init__(self, *, keep_open: bool) -> None:
+        """Open nothing yet; `keep_open` costs up to nine descriptors for each box."""
+        self._keep_open = keep_open
+        self._open: dict[tuple[str, int], int] = {}
+
+    def read(self, path: str) -> bytes:
+        """The content."""
+        if not self._keep_open:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.pread(descriptor, _MAX_READ_BYTES, 0)
+            finally:
+                os.close(descriptor)
+        return os.pread(self.descriptor(path, os.O_RDONLY), _MAX_READ_BYTES, 0)
+
+    def write(self, path: str, value: str) -> None:
+        """Write once; control files take a value as a whole."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, value.encode("ascii"))
+        finally:
+            os.close(descriptor)
+
+    def try_write(self, path: str, value: str) -> bool:
+        """Write if the kernel has such a file and takes the value."""
+        with contextlib.suppress(OSError):
+            self.write(path, value)
+            return True
+        return False
+
+    def field(self, path: str, name: bytes) -> int:
+        """The number after `name` at the start of a line; 0 if there is none."""
+        try:
+            text = self.read(path)
+        except FileNotFoundError:
+            return 0
+        for line in text.splitlines():
+            if line.startswith(name + b" "):
+                return int(line[len(name) :])
+        return 0
+
+    def descriptor(self, path: str, flags: int) -> int:
+        """Opened once, and the same from then on."""
+        key = (path, flags)
+        descriptor = self._open.get(key)
+        if descriptor is None:
+            descriptor = self._open[key] = os.open(path, flags | os.O_CLOEXEC)
+        return descriptor
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+def make_directory(path: Path) -> None:
+    """The kernel can answer ENOMEM under page-cache pressure (4 of 4,000 tries): try again."""
+    for attempt in range(3):
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            if error.errno != errno.ENOMEM or attempt == 2:
+                raise
+        else:
+            return
+
+
+def remove_directories(paths: Iterable[Path]) -> bool:
+    """Delete empty groups; True if none is left."""
+    gone = True
+    for path in paths:
+        try:
+            path.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            gone = False
+    return gone
+
+
+def disks(blocks: Path = Path("/sys/block")) -> tuple[str, ...]:
+    """`major:minor` of every disk that holds anything."""
+    found = []
+    for disk in sorted(blocks.iterdir()) if blocks.is_dir() else ():
+        with contextlib.suppress(OSError):
+            if int((disk / "size").read_text(encoding="ascii")) > 0:
+                found.append((disk / "dev").read_text(encoding="ascii").strip())
+    return tuple(found)
+
+
+def cpu_quota_us(limits: Limits) -> int | None:
+    """Microseconds of processor time in each `CPU_PERIOD_US`."""
+    return None if limits.cpus is None else max(1000, int(limits.cpus * CPU_PERIOD_US))
