@@ -12,13 +12,6 @@ from burnish.sandbox.interpreter import python_argv
 Attack = Callable[..., ExecResult]
 Lines = Callable[[str], list[str]]
 ENDED = set(ExecStatus) - {ExecStatus.INFRA_ERROR, ExecStatus.POLICY, ExecStatus.DISK}
-    ExecStatus.OK,
-    ExecStatus.TIMEOUT,
-    ExecStatus.PIDS,
-    ExecStatus.OOM,
-    ExecStatus.SIGNAL,
-    ExecStatus.EXIT,
-}
 
 
 def then_true(pool: SandboxPool, code: str, limits: Limits) -> tuple[ExecResult, ExecResult]:
