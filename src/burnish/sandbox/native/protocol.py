@@ -6,21 +6,26 @@ this order. Every message starts with `HEADER`; `size` counts it too. Who does w
 `design/0005-native-sandbox.md`.
 
 owner -> helper
-    HELLO     u32 version, u32 uid_first, u32 uid_count, u32 job_uid, str rootfs,
+    HELLO     u32 version, u32 uid_first, u32 gid_first, u32 num_ids, u32 job_uid, str rootfs,
               n * bind (str source, str target), n * link (str path, str target),
               n * hidden (str path), n * file (str path, str text)
               [filter: array of sock_filter in a file]
               First message. `rootfs` empty: host image. Paths are absolute; targets, links, files
-              and hidden as seen in the box. `/work` belongs to job_uid. -> READY
+              and hidden as seen in the box. `/work` belongs to job_uid (and the same group).
+              -> READY, or ERROR, after which the helper ends.
+              Root: ids 0..num_ids-1 of the box are uid_first.. and gid_first.. outside. An ordinary
+              user: id 0 is the user, and 1..num_ids-1 are uid_first.. and gid_first.. through
+              newuidmap and newgidmap, which need num_ids-1 subordinate ids; num_ids = 1: 0 only.
     CREATE    u32 box, u64 disk_bytes, u32 num_inodes, u64 shm_bytes, n * layer (u32; lowest first)
               [cgroup.procs files; or one directory with CREATE_INTO_CGROUP]
               `shm_bytes` 0: /dev/shm is a directory beside `u` in the tmpfs of the box, so that it
               counts within disk_bytes; FREEZE empties it. Else a tmpfs of its own of that size.
               -> CREATED u32 pid [control socket of the init, pidfd, directory `u`], or ERROR
+              shm_bytes 0: `/dev/shm` is a part of disk_bytes. disk_bytes and num_inodes are not 0.
     FREEZE    u32 box, u32 layer
               End the box; its upper becomes `layer`. -> DONE. If the upper is empty: ERROR ENODATA,
-              and the box lives on with the processes that it has.
-    DESTROY   u32 box. -> DONE when no process of it is left
+              and the box lives on with the processes that it has. After DONE the number is free.
+    DESTROY   u32 box. -> DONE when no process of it is left. A CREATE under way: ERROR ECANCELED.
     DROP      u32 layer. Boxes that use it keep it. -> DONE
     NEWLAYER  u32 layer, u64 size_bytes, u32 num_inodes
               -> DONE [directory `u`], which the owner may fill
@@ -37,8 +42,12 @@ owner -> init
               hard), str cwd, n * argument (str), n * variable (str "NAME=value")
               [stdin, stdout, stderr]
               With EXEC_IN_FILE all after the header is in a 4th descriptor (a memfd) instead.
-              -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead.
-    KILL      End the running command (SIGKILL to all); its EXITED follows. No reply of its own.
+              -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead. At
+              wall_us all is killed, also what earlier commands kept. EXEC, PUT and GET while a
+              command runs: ERROR EBUSY. The init has the last id of the box: EXEC, PUT and GET as
+              that one are ERROR EINVAL (unless num_ids = 1).
+    KILL      End the running command (SIGKILL to all, kept ones too); its EXITED follows. No reply
+              of its own; ignored when nothing runs.
     PUT       u32 mode, u32 uid, u32 gid, str path [file with the content]
               Replaces atomically, makes missing parents, never follows a link; `path` is relative
               to /work. -> DONE, or ERROR
