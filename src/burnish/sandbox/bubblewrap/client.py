@@ -31,8 +31,21 @@ _CLOSE_DEADLINE_S = 30.0
 class KeeperClient:
     """Starts a keeper and talks to it."""
 
-    def __init__(self, max_boxes: int, *, control_groups: bool = True) -> None:
+    def __init__(
+        self,
+        max_boxes: int,
+        *,
+        control_groups: bool = True,
+        module: str = "burnish.sandbox.bubblewrap.keeper",
+        arguments: tuple[str, ...] = (),
+    ) -> None:
         """Start it and wait until it has tried a box.
+
+        Args:
+            max_boxes: alive at once.
+            control_groups: use them where possible.
+            module: what the keeper runs.
+            arguments: more words on its command line.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
@@ -48,10 +61,11 @@ class KeeperClient:
                 [
                     sys.executable,
                     "-m",
-                    "burnish.sandbox.bubblewrap.keeper",
+                    module,
                     str(theirs.fileno()),
                     str(max_boxes),
                     str(int(control_groups)),
+                    *arguments,
                 ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from typing import Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
 from burnish.core.errors import UserError, one_line
@@ -36,19 +37,53 @@ from burnish.sandbox.bubblewrap.protocol import (
     decode_request,
     encode,
 )
+from burnish.sandbox.bubblewrap.stored_box import StoredBox
+
+
+class BoxMaker(Protocol):
+    """Makes the boxes of one keeper."""
+
+    def make(self, name: str, slot: int, root: str) -> StoredBox:
+        """A box with the user ids of a free slot.
+
+        Raises:
+            OSError: the host is out of something.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what is left when no box lives any more."""
+        ...
+
+
+class BubblewrapMaker:
+    """Boxes on bubblewrap."""
+
+    def __init__(self, host: Host, *, privileged: bool) -> None:
+        """Keep what all boxes share."""
+        self._host = host
+        self._privileged = privileged
+
+    def make(self, name: str, slot: int, root: str) -> Box:
+        """See `BoxMaker`. There are no images here, which the pool has checked."""
+        assert not root
+        return Box(self._host, name, box_identity(self._privileged, slot))
+
+    def close(self) -> None:
+        """See `BoxMaker`."""
+        close_host(self._host)
 
 
 class Keeper:
     """Serves one owner over one connection."""
 
-    def __init__(self, host: Host, *, privileged: bool, max_boxes: int) -> None:
+    def __init__(self, maker: BoxMaker, *, max_boxes: int) -> None:
         """Boxes get the user ids of free slots, so at most `max_boxes` live at once."""
-        self._host = host
-        self._privileged = privileged
+        self._maker = maker
         self._slots: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(max_boxes):
             self._slots.put_nowait(slot)
-        self._boxes: dict[int, tuple[Box, int]] = {}
+        self._boxes: dict[int, tuple[StoredBox, int]] = {}
         self._num_made = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
@@ -98,7 +133,7 @@ class Keeper:
 
     async def _do(self, request: Request) -> Reply:
         if isinstance(request, CreateBox):
-            return Done(id=request.id, box=await self._create())
+            return Done(id=request.id, box=await self._create(request.root))
         if isinstance(request, DestroyBox):
             await self._destroy(request.box)
             return Done(id=request.id)
@@ -117,11 +152,11 @@ class Keeper:
         finally:
             self._running.get(request.box, set()).discard(task)
 
-    async def _create(self) -> int:
+    async def _create(self, root: str) -> int:
         slot = await self._slots.get()
         number, self._num_made = self._num_made, self._num_made + 1
         try:
-            box = Box(self._host, f"box-{number}", box_identity(self._privileged, slot))
+            box = self._maker.make(f"box-{number}", slot, root)
         except OSError:
             self._slots.put_nowait(slot)
             raise
@@ -150,10 +185,10 @@ class Keeper:
             await asyncio.wait(tasks)
         for number in list(self._boxes):
             await self._destroy(number)
-        close_host(self._host)
+        self._maker.close()
 
 
-async def _run(box: Box, request: Exec) -> ExecResult:
+async def _run(box: StoredBox, request: Exec) -> ExecResult:
     argv = tuple(os.fsdecode(arg) for arg in request.argv)
     try:
         return await box.run(argv, request)
@@ -184,13 +219,15 @@ async def _main(connection: socket.socket, max_boxes: int, *, use_control_groups
     except (UserError, OSError) as error:
         what = error.what if isinstance(error, UserError) else one_line(error)
         fix = error.fix if isinstance(error, UserError) else "see the message"
-        _send(connection, Hello(capabilities=None, problem=what, fix=fix))
+        send_hello(connection, Hello(capabilities=None, problem=what, fix=fix))
         return
-    _send(connection, Hello(capabilities=capabilities))
-    await Keeper(host, privileged=privileged, max_boxes=max_boxes).serve(connection)
+    send_hello(connection, Hello(capabilities=capabilities))
+    maker = BubblewrapMaker(host, privileged=privileged)
+    await Keeper(maker, max_boxes=max_boxes).serve(connection)
 
 
-def _send(connection: socket.socket, hello: Hello) -> None:
+def send_hello(connection: socket.socket, hello: Hello) -> None:
+    """The first words of a keeper; nobody may be listening any more."""
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(encode(hello))
 

@@ -20,14 +20,8 @@ from typing import NamedTuple
 from burnish.sandbox.bubblewrap.argv import LAUNCHER, Fd
 from burnish.sandbox.bubblewrap.children import child_pids, end_child
 from burnish.sandbox.bubblewrap.namespace import Identity
-from burnish.sandbox.bubblewrap.pipes import (
-    Capture,
-    above_shell,
-    open_empty,
-    read_now,
-    seal,
-    sealed,
-)
+from burnish.sandbox.bubblewrap.pipes import Capture, above_shell, read_now
+from burnish.sandbox.memory_files import open_empty, seal, sealed
 
 _CHILD_PID = re.compile(rb'"child-pid": (\d+)')
 

@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 _CHUNK_BYTES = 64 * 2**10
 # The launcher's shell can only redirect descriptors of one digit: ours stay above.
@@ -41,6 +40,10 @@ class Capture:
             chunk = os.read(self.read_fd, _CHUNK_BYTES)
         except BlockingIOError:
             return False
+        self._keep(chunk)
+        return bool(chunk) and not self.cut
+
+    def _keep(self, chunk: bytes) -> None:
         kept = chunk[: self._limit - self._size]
         self._chunks.append(kept)
         self._size += len(kept)
@@ -48,7 +51,6 @@ class Capture:
             self.cut = True
             if self._on_overflow is not None:
                 self._on_overflow()
-        return bool(chunk) and not self.cut
 
     def finish(self) -> bytes:
         """Everything kept, with what is in the pipe now; never waits."""
@@ -60,36 +62,6 @@ class Capture:
         """Free the reading end; call once."""
         asyncio.get_running_loop().remove_reader(self.read_fd)
         os.close(self.read_fd)
-
-
-class Empty(NamedTuple):
-    """A file in memory whose reader gets its content later."""
-
-    writable: int
-    readable: int
-
-
-def open_empty() -> Empty:
-    """A reader of such a file needs no writer, so that neither can block, unlike with a pipe."""
-    writable = os.memfd_create("burnish", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    return Empty(writable, os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC))
-
-
-def seal(writable: int, data: bytes) -> None:
-    """Give the file its content; nobody can change it any more."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(writable, view) :]
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(writable, fcntl.F_ADD_SEALS, seals)
-
-
-def sealed(data: bytes) -> int:
-    """Such a file with its content, open for reading."""
-    file = open_empty()
-    seal(file.writable, data)
-    os.close(file.writable)
-    return file.readable
 
 
 def read_now(descriptor: int) -> bytes:

@@ -1,9 +1,9 @@
-"""`SandboxPool` on bubblewrap."""
+"""`SandboxPool` over a keeper, and the one on bubblewrap."""
 
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from burnish.core.boxes import (
@@ -24,7 +24,7 @@ from burnish.sandbox.files import split_path
 from burnish.sandbox.limits import check_enforced, check_limits, check_policy
 
 
-class BubblewrapBox:
+class KeptBox:
     """A box as its user sees it."""
 
     def __init__(self, client: KeeperClient, number: int) -> None:
@@ -88,7 +88,7 @@ class BubblewrapBox:
         check_enforced(limits, client.capabilities)
         if keep:
             raise UserError(
-                "the bubblewrap sandbox ends every process with its command.",
+                f"the {client.capabilities.backend} sandbox ends every process with its command.",
                 fix="leave keep out, or choose the native sandbox",
             )
         request = Exec(
@@ -108,25 +108,32 @@ class BubblewrapBox:
         return done.result
 
 
-class BubblewrapPool:
+class KeeperPool:
     """Boxes on this machine, kept by one keeper process.
 
     Start-up removes what killed owners left. `close` must be called; if the owner is killed
     instead, the keeper notices and removes everything itself.
     """
 
-    def __init__(self, config: SandboxConfig | None = None) -> None:
+    def __init__(
+        self,
+        start_keeper: Callable[[], KeeperClient],
+        resolve: Callable[[str], str] | None = None,
+    ) -> None:
         """Start the keeper and try one box.
+
+        Args:
+            start_keeper: also called for a new keeper when the first was killed.
+            resolve: from the name of an image to the directory with its root file system.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
         """
-        self._config = config or SandboxConfig()
+        self._start_keeper = start_keeper
+        self._resolve = resolve
         self._start_lock = threading.Lock()
         self._closed = False
-        self._client = KeeperClient(
-            self._config.max_boxes, control_groups=self._config.control_groups
-        )
+        self._client = start_keeper()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -144,21 +151,25 @@ class BubblewrapPool:
         """A fresh box, destroyed on exit. Waits while `max_boxes` are in use.
 
         Raises:
-            UserError: the policy cannot be enforced here.
+            UserError: the policy cannot be enforced, or there is no such image, here.
             ClassifiedFailure: of kind `sandbox`, if the box cannot start.
         """
         check_policy(image, policy or Policy(), self.capabilities)
-        return self._box()
+        return self._box(image)
 
     @asynccontextmanager
-    async def _box(self) -> AsyncIterator[Sandbox]:
+    async def _box(self, image: str | None) -> AsyncIterator[Sandbox]:
         client = await asyncio.to_thread(self._live_client)
+        root = ""
+        if image is not None:
+            assert self._resolve is not None
+            root = await asyncio.to_thread(self._resolve, image)
         try:
-            made = await client.ask(CreateBox(id=client.next_id()))
+            made = await client.ask(CreateBox(id=client.next_id(), root=root))
         except OSError as error:
             raise failure(f"a box could not be made: {error}") from error
         try:
-            yield BubblewrapBox(client, made.box)
+            yield KeptBox(client, made.box)
         finally:
             await self._destroy(client, made.box)
 
@@ -178,9 +189,7 @@ class BubblewrapPool:
                 raise failure("the pool is closed")
             if not self._client.alive:
                 self._client.close()
-                self._client = KeeperClient(
-                    self._config.max_boxes, control_groups=self._config.control_groups
-                )
+                self._client = self._start_keeper()
             return self._client
 
     async def close(self) -> None:
@@ -190,6 +199,21 @@ class BubblewrapPool:
                 return
             self._closed = True
         await asyncio.to_thread(self._client.close)
+
+
+class BubblewrapPool(KeeperPool):
+    """Boxes on this machine, each command under bubblewrap."""
+
+    def __init__(self, config: SandboxConfig | None = None) -> None:
+        """Start the keeper and try one box.
+
+        Raises:
+            UserError: boxes cannot run here; says what to do.
+        """
+        config = config or SandboxConfig()
+        super().__init__(
+            lambda: KeeperClient(config.max_boxes, control_groups=config.control_groups)
+        )
 
 
 def _infra_error(message: str) -> ExecResult:

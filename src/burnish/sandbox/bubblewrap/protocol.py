@@ -15,6 +15,8 @@ class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
     """Wait for a free place and make a box; answered by `Done` with its number in `box`."""
 
     id: int
+    root: str = ""
+    """Directory with the root file system of an image; empty: this host's programs."""
 
 
 class DestroyBox(Record, frozen=True, kw_only=True, tag="destroy"):

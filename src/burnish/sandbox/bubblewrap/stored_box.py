@@ -1,0 +1,221 @@
+"""One box on the keeper's side: its storage, its control groups and what runs in it.
+
+What actually isolates a command (bubblewrap, an OCI runtime) is up to the subclass.
+"""
+
+import asyncio
+import os
+import shutil
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Protocol
+
+from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
+from burnish.sandbox import files
+from burnish.sandbox.bubblewrap.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
+from burnish.sandbox.bubblewrap.process import (
+    START_DEADLINE_S,
+    Command,
+    Launched,
+    Run,
+    uninterrupted,
+)
+from burnish.sandbox.bubblewrap.protocol import Exec
+from burnish.sandbox.cgroup import BoxGroup, Controllers
+from burnish.sandbox.limits import ulimits
+from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
+
+_REMOVAL_TRIES = 50
+_REMOVAL_PAUSE_S = 0.01
+
+
+class Preparing(Launched, Protocol):
+    """A box process on its way to where it waits for its command."""
+
+    async def prepare(self) -> None:
+        """Bring it there.
+
+        Raises:
+            OSError: the control groups refused.
+        """
+        ...
+
+
+class StoredBox(ABC):
+    """A private directory of limited size, in which commands run one after another."""
+
+    def __init__(
+        self, base: Path, controllers: Controllers | None, name: str, identity: Identity | None
+    ) -> None:
+        """Make storage and control groups.
+
+        Raises:
+            OSError: the host is out of something.
+        """
+        self._controllers = controllers
+        self._identity = identity
+        self._lock = asyncio.Lock()
+        self._storage = base / name
+        self._storage.mkdir(mode=0o711)
+        self._disk_bytes = Limits().disk_bytes
+        mount_tmpfs(str(self._storage), size_bytes=self._disk_bytes, mode=0o711)
+        for folder in ("work", "tmp", "shm"):
+            path = self._storage / folder
+            path.mkdir(mode=0o755)
+            if identity is not None:
+                os.chown(path, identity.uid, identity.gid)
+        self._work_fd = os.open(self._storage / "work", os.O_RDONLY | os.O_DIRECTORY)
+        self._group: BoxGroup | None = controllers.make(name) if controllers else None
+        self._num_runs = 0
+        self._warm: asyncio.Task[Launched] | None = None
+
+    def warm_up(self) -> None:
+        """Start the process of the first command ahead."""
+        self._warm = asyncio.create_task(self._start())
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `files.write_file`."""
+        owner = None if self._identity is None else files.Owner(*self._identity)
+        async with self._lock:
+            files.write_file(self._work_fd, path, data, owner)
+
+    async def read_file(self, path: str, limit_bytes: int) -> bytes:
+        """See `files.read_file`."""
+        async with self._lock:
+            return files.read_file(self._work_fd, path, limit_bytes)
+
+    async def run(self, argv: tuple[str, ...], request: Exec) -> ExecResult:
+        """Run a command to its end."""
+        async with self._lock:
+            if problem := self._apply(request.limits):
+                return problem
+            launch = await self._take_launch()
+            self._num_runs += 1
+            result = await Run(self._command(argv, request), launch).result()
+            if self._num_runs > 1:
+                # It was used again, so it is likely to be used once more.
+                self._warm = asyncio.create_task(self._start())
+            return result
+
+    async def _take_launch(self) -> Launched:
+        """The process that was started ahead, or a new one."""
+        warm, self._warm = self._warm, None
+        starting = warm or asyncio.create_task(self._start())
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await _dispose(starting)
+            raise
+
+    async def _start(self) -> Launched:
+        launch = self._launch()
+        try:
+            await asyncio.wait_for(launch.prepare(), START_DEADLINE_S)
+        except BaseException:
+            await uninterrupted(asyncio.ensure_future(launch.end()))
+            launch.close()
+            raise
+        return launch
+
+    @abstractmethod
+    def _launch(self) -> Preparing:
+        """Start a box process."""
+
+    @abstractmethod
+    def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
+        """What the waiting process shall do."""
+
+    def _group_limits(self, limits: Limits) -> Limits:
+        """Limits of the control groups, which may hold more than the program."""
+        return limits
+
+    def _num_processes(self, limits: Limits) -> int | None:
+        """The bound on processes that `setrlimit` sets; None where a control group has it."""
+        exact = self._controllers
+        # Process 1 counts as well where the kernel counts per user namespace.
+        return None if exact and exact.pids else limits.num_pids + 1
+
+    async def destroy(self) -> None:
+        """Free everything. No command runs any more."""
+        if self._warm is not None:
+            await _dispose(self._warm)
+        os.close(self._work_fd)
+        unmount(str(self._storage))
+        shutil.rmtree(self._storage)
+        for _ in range(_REMOVAL_TRIES):
+            # A control group stays busy for a moment after its last process was reaped.
+            if self._group is None or self._group.remove():
+                return
+            await asyncio.sleep(_REMOVAL_PAUSE_S)
+
+    def _apply(self, limits: Limits) -> ExecResult | None:
+        """Set the limits that belong to the box. A result if it is already beyond one."""
+        if limits.disk_bytes != self._disk_bytes:
+            try:
+                resize_tmpfs(str(self._storage), limits.disk_bytes)
+            except OSError:
+                return _refused(ExecStatus.DISK, "the box already holds more than disk_bytes")
+            self._disk_bytes = limits.disk_bytes
+        if self._group is not None:
+            try:
+                self._group.set_limits(self._group_limits(limits))
+            except OSError:
+                return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+        return None
+
+    def _command(self, argv: tuple[str, ...], request: Exec) -> Command:
+        limits = request.limits
+        exact = self._controllers
+        bounds = ulimits(
+            limits,
+            num_processes=self._num_processes(limits),
+            memory_is_sampled=not (exact and exact.memory),
+        )
+        return Command(
+            script=self._script(argv, request, bounds),
+            stdin=request.stdin,
+            limits=limits,
+            group=self._group,
+            sample=None if exact and exact.memory and exact.pids else self._sample,
+            disk_full=self._disk_full,
+        )
+
+    def _sample(self, monitor_pid: int) -> TreeUsage:
+        usage = tree_usage(read_processes(), monitor_pid)
+        room = os.statvfs(self._storage)
+        stored = (room.f_blocks - room.f_bfree) * room.f_frsize
+        return usage._replace(memory_bytes=usage.memory_bytes + stored)
+
+    def _disk_full(self) -> bool:
+        room = os.statvfs(self._storage)
+        return room.f_bfree == 0 or room.f_ffree == 0
+
+
+async def _dispose(starting: asyncio.Task[Launched]) -> None:
+    """End a process that nobody will use, wherever it is on its way; cancelling does not stop it.
+
+    A command that is cancelled is often cancelled twice: by its caller, and with its box.
+    """
+    await uninterrupted(asyncio.ensure_future(_end_unused(starting)))
+
+
+async def _end_unused(starting: asyncio.Task[Launched]) -> None:
+    starting.cancel()
+    await asyncio.wait((starting,))
+    if not starting.cancelled() and starting.exception() is None:
+        launch = starting.result()
+        await launch.end()
+        launch.close()
+
+
+def _refused(status: ExecStatus, message: str) -> ExecResult:
+    return ExecResult(
+        status=status,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        usage=Usage(wall_s=0.0),
+        message=message,
+    )
