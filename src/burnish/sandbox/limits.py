@@ -1,6 +1,7 @@
 """Which limits and policies are possible, and the kernel's (`setrlimit`) for one command."""
 
 import math
+import resource
 
 from burnish.core.boxes import Capabilities, Feature, Limits, Policy, Privileges
 from burnish.core.errors import UserError
@@ -81,6 +82,41 @@ def check_policy(image: str | None, policy: Policy, capabilities: Capabilities) 
                 f"the {capabilities.backend} sandbox has no {what} here, but it was asked for.",
                 fix=f"{fix}, or choose another backend (`burnish doctor` lists them)",
             )
+
+
+def rlimits(
+    limits: Limits, *, num_processes: int | None, memory_is_sampled: bool
+) -> tuple[tuple[int, int, int], ...]:
+    """(resource, soft, hard) for `setrlimit`; never above the hard limits that we have ourselves.
+
+    Args:
+        limits: what was asked.
+        num_processes: bound on processes of the box's user, where no control group has one.
+        memory_is_sampled: no control group bounds the memory.
+    """
+    cpu_s = max(1, math.ceil(limits.cpu_s))
+    locked = _LOCKED_KIB * 2**10
+    # The soft limit sends SIGXCPU, which says why; the hard one kills who ignores it.
+    wanted = [
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_FSIZE, limits.disk_bytes, limits.disk_bytes),
+        (resource.RLIMIT_NOFILE, limits.num_files, limits.num_files),
+        (resource.RLIMIT_MEMLOCK, locked, locked),
+        (resource.RLIMIT_CPU, cpu_s, cpu_s + 1),
+    ]
+    if memory_is_sampled:
+        most = limits.memory_bytes + _ADDRESS_SPACE_SLACK_BYTES
+        wanted.append((resource.RLIMIT_AS, most, most))
+    if num_processes is not None:
+        wanted.append((resource.RLIMIT_NPROC, num_processes, num_processes))
+    return tuple(_within_ours(*entry) for entry in wanted)
+
+
+def _within_ours(which: int, soft: int, hard: int) -> tuple[int, int, int]:
+    ours = resource.getrlimit(which)[1]
+    if ours == resource.RLIM_INFINITY:
+        return which, soft, hard
+    return which, min(soft, ours), min(hard, ours)
 
 
 def ulimits(limits: Limits, *, num_processes: int | None, memory_is_sampled: bool) -> list[str]:

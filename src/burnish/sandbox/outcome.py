@@ -45,6 +45,25 @@ class Evidence(NamedTuple):
     """What came out on stderr: bubblewrap's own words if the program never started."""
 
 
+class Seen(NamedTuple):
+    """What was observed of a command that did start, on any backend."""
+
+    cause: Cause | None
+    """Set if we killed it."""
+    exit_code: int | None
+    """Its exit status, if it exited."""
+    signal: int | None
+    """The signal that killed it, if one did."""
+    output_cut: bool
+    """More was written than is kept."""
+    oom_kills: int
+    """Kills by the memory cgroup during the command."""
+    pids_refused: int
+    """Forks that the process limit refused."""
+    disk_full: bool
+    """No space or no inode was left at the end."""
+
+
 class Ending(NamedTuple):
     """The verdict on a command."""
 
@@ -70,29 +89,45 @@ _BY_SIGNAL = {
 
 
 def classify(evidence: Evidence) -> Ending:
-    """Say how the command ended."""
+    """Say how a command under bubblewrap ended."""
     if not evidence.started:
         return Ending(ExecStatus.INFRA_ERROR, None, None, _not_started(evidence))
-    # A kill by the kernel explains whatever else was seen, as it may have hit any process.
-    if evidence.oom_kills:
-        return Ending(ExecStatus.OOM, None, signal.SIGKILL, "memory limit")
-    if evidence.cause is not None and evidence.cause in _BY_CAUSE:
-        status, message = _BY_CAUSE[evidence.cause]
-        return Ending(status, None, signal.SIGKILL, message)
-    if evidence.wait_code < 0:
+    if evidence.wait_code < 0 and not evidence.oom_kills and evidence.cause not in _BY_CAUSE:
         message = f"bubblewrap was killed by signal {-evidence.wait_code} from outside"
         return Ending(ExecStatus.INFRA_ERROR, None, None, message)
     exit_code, number = _split(evidence.wait_code)
-    if evidence.output_cut:
+    return judge(
+        Seen(
+            cause=evidence.cause,
+            exit_code=exit_code,
+            signal=number,
+            output_cut=evidence.output_cut,
+            oom_kills=evidence.oom_kills,
+            pids_refused=evidence.pids_refused,
+            disk_full=evidence.disk_full,
+        )
+    )
+
+
+def judge(seen: Seen) -> Ending:
+    """Say how a command that did start ended."""
+    # A kill by the kernel explains whatever else was seen, as it may have hit any process.
+    if seen.oom_kills:
+        return Ending(ExecStatus.OOM, None, signal.SIGKILL, "memory limit")
+    if seen.cause is not None and seen.cause in _BY_CAUSE:
+        status, message = _BY_CAUSE[seen.cause]
+        return Ending(status, None, signal.SIGKILL, message)
+    exit_code, number = seen.exit_code, seen.signal
+    if seen.output_cut:
         return Ending(ExecStatus.OUTPUT, exit_code, number, "output limit")
     if exit_code == 0:
         return Ending(ExecStatus.OK, 0, None, "")
     if number in _BY_SIGNAL:
         status, message = _BY_SIGNAL[signal.Signals(number)]
         return Ending(status, None, number, message)
-    if evidence.pids_refused:
+    if seen.pids_refused:
         return Ending(ExecStatus.PIDS, exit_code, number, "process limit")
-    if evidence.disk_full:
+    if seen.disk_full:
         return Ending(ExecStatus.DISK, exit_code, number, "disk limit")
     return Ending(ExecStatus.SIGNAL if number else ExecStatus.EXIT, exit_code, number, "")
 
