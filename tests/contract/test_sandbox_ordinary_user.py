@@ -11,10 +11,16 @@ from burnish.sandbox.interpreter import find_python
 
 HERE = Path(__file__).parent
 NOBODY = "65534"
+SUITES = [
+    "test_sandbox_contract.py",
+    "test_sandbox_escape.py",
+    "test_sandbox_escape_resources.py",
+    "test_sandbox_limits_contract.py",
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["test_sandbox_contract.py", "test_sandbox_escape.py"])
+@pytest.mark.parametrize("suite", SUITES)
 def test_everything_holds_for_an_ordinary_user(suite: str) -> None:
     python = find_python()
     if os.getuid() != 0 or python is None:
