@@ -2,8 +2,10 @@
 
 import asyncio
 import functools
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,29 @@ from burnish.core.errors import UserError
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import python_argv
+from burnish.sandbox.remote.client import RemotePool
+from burnish.sandbox.remote.config import ServeConfig
+from burnish.sandbox.remote.hosting import ServerThread
+from burnish.sandbox.start import open_pool
+
+
+
+class ServedPool(RemotePool):
+    """Boxes of a server that ends with its one client."""
+
+    def __init__(self, max_boxes: int, socket: Path) -> None:
+        served = open_pool(SandboxConfig(max_boxes=max_boxes))
+        self._server = ServerThread(served, ServeConfig(socket=socket), max_boxes=max_boxes)
+        super().__init__(self._server.url)
+
+    async def close(self) -> None:
+        await super().close()
+        self._server.close()
+
+
+def served(max_boxes: int) -> SandboxPool:
+    return ServedPool(max_boxes, Path(tempfile.mkdtemp(), "socket"))
+
 
 MakePool = Callable[[int], SandboxPool]
 """From the number of boxes that may live at once."""
@@ -23,6 +48,7 @@ BACKENDS: dict[str, MakePool] = {
         SandboxConfig(max_boxes=n, control_groups=False)
     ),
 }
+BACKENDS["remote"] = served
 # Their single tests are so slow that only `make test-slow` runs them.
 SLOW: frozenset[str] = frozenset()
 

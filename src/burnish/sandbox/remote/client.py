@@ -1,0 +1,393 @@
+"""`SandboxPool` on a server: boxes of another host, or of a process that outlives this one."""
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from burnish.core.boxes import (
+    Capabilities,
+    ExecResult,
+    ExecStatus,
+    Feature,
+    Limits,
+    Policy,
+    Sandbox,
+    Snapshot,
+    StatefulSandbox,
+    Usage,
+)
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.records import Record
+from burnish.sandbox.commands import WORK, check_argv
+from burnish.sandbox.files import split_path
+from burnish.sandbox.limits import check_enforced, check_limits, check_policy
+from burnish.sandbox.remote import messages as m
+from burnish.sandbox.remote.loop import LoopThread
+from burnish.sandbox.remote.messages import ProblemKind
+from burnish.sandbox.remote.problems import RemoteFailure
+from burnish.sandbox.remote.wire import Wire
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+R = TypeVar("R", bound=Record)
+_BOX_ID = re.compile(r"[0-9a-z]{1,64}")
+
+_BEATS_PER_LEASE = 4
+
+
+class RemotePool:
+    """Boxes of a server, used like local ones from any event loop.
+
+    A thread of its own renews the lease of the boxes. If this process dies, or cannot reach the
+    server for as long as the lease lasts, the boxes are destroyed there.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        ca_file: Path | None = None,
+        acquire_timeout_s: float | None = None,
+        thread: LoopThread | None = None,
+    ) -> None:
+        """Connect, and ask what the server can do.
+
+        Args:
+            url: as in `https://host:8321` or `http+unix:///run/burnish.sock`.
+            token: what the server's `--token-file` holds.
+            ca_file: PEM file of the authority of its certificate, if it is a private one.
+            acquire_timeout_s: how long `acquire` waits for a box; None: as long as it takes.
+            thread: shared with other pools; None: one of its own.
+
+        Raises:
+            UserError: the URL or the token is wrong, or the server is of another version.
+            ClassifiedFailure: of kind `sandbox`, if the server cannot be reached.
+        """
+        self._wire = Wire(url, token, ca_file)
+        self._timeout_s = acquire_timeout_s
+        self._shared_thread = thread is not None
+        self._thread = thread or LoopThread()
+        self._beating: asyncio.Task[None] | None = None
+        self._closed = False
+        try:
+            self._info = self._thread.run_blocking(lambda: self._wire.get("/v1/pool", m.PoolInfo))
+        except BaseException:
+            self._thread.run_blocking(self._wire.close)
+            self._end_thread()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Of the server."""
+        return self._wire.url
+
+    @property
+    def max_boxes(self) -> int:
+        """How many the server has."""
+        return self._info.max_boxes
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What boxes can do there."""
+        inner = self._info.capabilities
+        return msgspec.structs.replace(inner, backend=f"remote {inner.backend}")
+
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh box, destroyed on exit. Waits while the server has none free.
+
+        Raises:
+            UserError: the policy cannot be enforced there, or the image does not exist there.
+            ClassifiedFailure: of kind `sandbox`: not reachable, no box in time, or none starts.
+        """
+        policy = policy or Policy()
+        check_policy(image, policy, self.capabilities)
+        return self._acquired(image, policy)
+
+    async def create(
+        self, image: str | None = None, policy: Policy | None = None, *, detached: bool = False
+    ) -> m.BoxInfo:
+        """A box that the caller must `destroy`, or that goes with this pool unless `detached`."""
+        policy = policy or Policy()
+        check_policy(image, policy, self.capabilities)
+        request = m.CreateBox(image=image, policy=policy, detached=detached)
+        limit_s = self._timeout_s
+
+        async def work() -> m.BoxInfo:
+            self._beat()
+            deadline_s = None if limit_s is None else time.monotonic() + limit_s
+            return await self._wire.job("/v1/boxes", request, m.BoxInfo, deadline_s)
+
+        try:
+            return await self.run(work)
+        except RemoteFailure as error:
+            if error.kind is not ProblemKind.BUSY or limit_s is None:
+                raise
+            what = f"all {self.max_boxes} boxes are in use: none was free in {limit_s:g} s"
+            raise RemoteFailure(ProblemKind.BUSY, self.url, what) from error
+
+    def attach(self, box_id: str) -> "RemoteBox":
+        """A box that exists already; stays as it is when this pool is closed."""
+        self._check_id(box_id)
+        stateful = Feature.SNAPSHOTS in self._info.capabilities.features
+        return RemoteStatefulBox(self, box_id) if stateful else RemoteBox(self, box_id)
+
+    async def destroy(self, box_id: str, *, strict: bool = False) -> None:
+        """End a box. One that is gone already is fine, unless `strict`."""
+        self._check_id(box_id)
+        query = "?strict" if strict else ""
+        await self.run(lambda: self._wire.delete(f"/v1/boxes/{box_id}{query}"))
+
+    async def boxes(self) -> tuple[m.BoxInfo, ...]:
+        """All boxes of the server, also of its other clients."""
+        return (await self.run(lambda: self._wire.get("/v1/boxes", m.Boxes))).boxes
+
+    async def stats(self) -> m.Stats:
+        """How the server is doing."""
+        return await self.run(lambda: self._wire.get("/v1/stats", m.Stats))
+
+    async def close(self) -> None:
+        """Destroy the boxes of this pool and hang up; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._thread.run(self._hang_up)
+        finally:
+            await asyncio.to_thread(self._end_thread)
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Await work on the wire in its own loop.
+
+        Raises:
+            ClassifiedFailure: this pool is closed.
+        """
+        if self._closed or self._thread.closed:
+            raise self.failure("the pool is closed")
+        try:
+            return await self._thread.run(work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and task is not None and not task.cancelling():
+                raise self.failure("the pool was closed") from None
+            raise
+
+    def failure(self, message: str) -> RemoteFailure:
+        """A failure that names this host."""
+        return RemoteFailure(ProblemKind.UNREACHABLE, self.url, message)
+
+    @property
+    def wire(self) -> Wire:
+        """For boxes."""
+        return self._wire
+
+    @asynccontextmanager
+    async def _acquired(self, image: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
+        info = await self.create(image, policy)
+        try:
+            yield self.attach(info.id)
+        finally:
+            await self.release(info.id)
+
+    async def release(self, box_id: str) -> None:
+        """End a box whose user leaves; goes on by itself if the caller is cancelled."""
+        try:
+            await asyncio.shield(self.destroy(box_id))
+        except ClassifiedFailure as error:
+            # Its lease ends it; to raise here would hide what the box was used for.
+            _LOG.warning("box %s was not destroyed: %s", box_id, error)
+
+    def _check_id(self, box_id: str) -> None:
+        # It becomes part of a path.
+        if not _BOX_ID.fullmatch(box_id):
+            raise RemoteFailure(ProblemKind.NO_BOX, self.url, "there is no box of that name")
+
+    def _beat(self) -> None:
+        if self._beating is None:
+            self._beating = asyncio.get_running_loop().create_task(self._beat_for_ever())
+
+    async def _beat_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._info.lease_s / _BEATS_PER_LEASE)
+            try:
+                stats = await self._wire.post("/v1/sessions/heartbeat", m.Done(), m.Stats)
+                if stats.instance != self._info.instance:
+                    _LOG.warning("%s was started anew: its former boxes are gone", self.url)
+                    self._info = await self._wire.get("/v1/pool", m.PoolInfo)
+            except (ClassifiedFailure, UserError) as error:
+                _LOG.warning("the lease could not be renewed: %s", error)
+
+    async def _hang_up(self) -> None:
+        try:
+            if self._beating is not None:
+                self._beating.cancel()
+                await self._wire.delete("/v1/sessions")
+        except (ClassifiedFailure, UserError) as error:
+            _LOG.warning("the boxes end with their lease: %s", error)
+        finally:
+            await self._wire.close()
+
+    def _end_thread(self) -> None:
+        if not self._shared_thread:
+            self._thread.close()
+
+
+class RemoteBox:
+    """A box on a server."""
+
+    def __init__(self, pool: RemotePool, box_id: str) -> None:
+        """A box that the server has under this id."""
+        self._pool = pool
+        self._path = f"/v1/boxes/{box_id}"
+        self.id = box_id
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write_file`.
+
+        Raises:
+            ValueError: `path` leaves `/work`, or `data` is more than the server takes.
+            OSError: what the box's file system said.
+            ClassifiedFailure: the box or the server is gone.
+        """
+        split_path(path)
+        await self._job("write", m.WriteFile(path=path, data=data), m.Done)
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        """See `Sandbox.read_file`.
+
+        Raises:
+            ValueError: `path` leaves `/work`.
+            FileNotFoundError: absent, or not a regular file.
+            ClassifiedFailure: the box or the server is gone.
+        """
+        split_path(path)
+        request = m.ReadFile(path=path, limit_bytes=limit_bytes)
+        return (await self._job("read", request, m.FileData)).data
+
+    async def exec(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str = WORK,
+        keep: bool = False,
+    ) -> ExecResult:
+        """See `Sandbox.exec`. A server that is lost meanwhile is `ExecStatus.INFRA_ERROR`.
+
+        Raises:
+            ValueError: the command, environment or limits could not run on any machine.
+            UserError: a limit, or `keep`, that the server does not have.
+        """
+        limits = limits or Limits()
+        check_argv(argv, env or {}, cwd)
+        check_limits(limits)
+        check_enforced(limits, self._pool.capabilities)
+        request = m.Exec(
+            argv=tuple(os.fsencode(argument) for argument in argv),
+            stdin=stdin,
+            limits=limits,
+            env=env or {},
+            cwd=cwd,
+            keep=keep,
+        )
+        try:
+            return await self._job("exec", request, ExecResult)
+        except (OSError, ClassifiedFailure) as error:
+            return _infra_error(str(error))
+
+    async def _job(self, verb: str, message: Record, kind: type[R]) -> R:
+        path = f"{self._path}/{verb}"
+        return await self._pool.run(lambda: self._pool.wire.job(path, message, kind))
+
+
+class RemoteStatefulBox(RemoteBox):
+    """A box on a server whose boxes have snapshots."""
+
+    async def snapshot(self) -> Snapshot:
+        """See `StatefulSandbox.snapshot`; valid on this server."""
+        return await self._job("snapshot", m.Done(), Snapshot)
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        """See `StatefulSandbox.rollback`.
+
+        Raises:
+            UserError: the server has no such snapshot.
+        """
+        await self._job("rollback", m.Rollback(snapshot=snapshot.id), m.Done)
+
+    @asynccontextmanager
+    async def fork(
+        self, count: int, snapshot: Snapshot | None = None
+    ) -> AsyncIterator[tuple[StatefulSandbox, ...]]:
+        """See `StatefulSandbox.fork`."""
+        made = await self.fork_boxes(count, None if snapshot is None else snapshot.id)
+        try:
+            yield tuple(RemoteStatefulBox(self._pool, info.id) for info in made)
+        finally:
+            await asyncio.gather(*(self._pool.release(info.id) for info in made))
+
+    async def fork_boxes(self, count: int, snapshot_id: str | None = None) -> tuple[m.BoxInfo, ...]:
+        """Boxes that start alike and live as long as this one might."""
+        request = m.Fork(count=count, snapshot=snapshot_id)
+        return (await self._job("fork", request, m.Boxes)).boxes
+
+    async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
+        """See `StatefulSandbox.export_tar`; `destination` is whole or untouched.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        request = m.Export(snapshot=None if snapshot is None else snapshot.id)
+        made = await self._job("export", request, m.Exported)
+        temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            file = await asyncio.to_thread(open, temporary, "xb")
+            try:
+                wire = self._pool.wire
+                await self._pool.run(lambda: wire.download(made.file, file, made.num_bytes))
+            finally:
+                await asyncio.to_thread(file.close)
+            temporary.replace(destination)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return made.digest
+
+    async def import_tar(self, source: Path) -> None:
+        """See `StatefulSandbox.import_tar`.
+
+        Raises:
+            OSError: it cannot be read.
+            ValueError: the archive tries to leave the box, or is larger than the server takes.
+        """
+        file = await asyncio.to_thread(open, source, "rb")
+        try:
+            name = await self._pool.run(lambda: self._pool.wire.upload(file))
+        finally:
+            await asyncio.to_thread(file.close)
+        await self._job("import", m.Import(file=name), m.Done)
+
+
+def _infra_error(message: str) -> ExecResult:
+    return ExecResult(
+        status=ExecStatus.INFRA_ERROR,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        usage=Usage(wall_s=0.0),
+        message=" ".join(message.split()),
+    )

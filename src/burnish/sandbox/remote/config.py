@@ -1,0 +1,42 @@
+"""How boxes are served."""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from burnish.core.config import Config
+
+
+class ServeConfig(Config):
+    """Where a server listens and what it grants its clients."""
+
+    listen: str | None = None
+    """HOST:PORT; port 0 takes a free one."""
+    socket: Path | None = None
+    """Or a Unix socket, for this user only."""
+    token_file: Path | None = None
+    """Holds what clients must send. Needed beyond this machine."""
+    tls_cert: Path | None = None
+    """PEM chain; with `tls_key` the server speaks HTTPS."""
+    tls_key: Path | None = None
+    """Its private key."""
+    lease_s: float = Field(default=60.0, gt=0)
+    """A session that is not heard of for so long loses its boxes."""
+    poll_s: float = Field(default=20.0, gt=0)
+    """The longest that one answer is held back; then the client asks again."""
+    grace_s: float = Field(default=10.0, gt=0)
+    """A job for which nobody waits is ended after so long: time to connect again."""
+    keep_s: float = Field(default=60.0, gt=0)
+    """An answer is kept for so long after it was ready."""
+    keep_bytes: int = Field(default=64 * 2**20, ge=0)
+    """All kept answers together; beyond, the oldest are forgotten."""
+    max_request_bytes: int = Field(default=128 * 2**20, ge=2**10)
+    """One message."""
+    max_file_bytes: int = Field(default=8 * 2**30, ge=2**10)
+    """One uploaded tar."""
+    max_waiting: int = Field(default=1000, ge=0)
+    """Requests for boxes that may wait; more are turned away, and come back."""
+    allow_detached: bool = False
+    """Boxes without a lease: for the daemon of one user."""
+    idle_exit_s: float | None = None
+    """End after so long without boxes."""

@@ -1,0 +1,374 @@
+"""A pool as an HTTP application: checks who asks, runs each request once, ends what was left."""
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from burnish.core.boxes import SandboxPool
+from burnish.core.clock import Clock, SystemClock
+from burnish.core.records import Record
+from burnish.sandbox.remote import messages as m
+from burnish.sandbox.remote.config import ServeConfig
+from burnish.sandbox.remote.jobs import Jobs, Owner, Reply
+from burnish.sandbox.remote.leases import Leases
+from burnish.sandbox.remote.messages import ProblemKind
+from burnish.sandbox.remote.problems import EXPECTED, Refused, http_status, problem_of
+from burnish.sandbox.remote.spool import Spool
+from burnish.sandbox.remote.tenants import Tenants, close_pool
+from burnish.sandbox.remote.work import Worker
+
+_LOG = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
+_TEND_S = 5.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class SandboxServer:
+    """Serves one pool. Make it inside the event loop that it will run on."""
+
+    def __init__(
+        self,
+        pool: SandboxPool,
+        config: ServeConfig,
+        *,
+        max_boxes: int,
+        token: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """The pool becomes the server's: it is closed with it.
+
+        Args:
+            pool: where boxes come from.
+            config: what is granted.
+            max_boxes: how many the pool can have, for clients that choose between hosts.
+            token: what clients must send; None: nothing.
+            clock: where the time comes from.
+        """
+        self._clock = clock or SystemClock()
+        self._pool = pool
+        self._config = config
+        self._max_boxes = max_boxes
+        self._token = None if token is None else token.encode()
+        self._instance = secrets.token_hex(8)
+        self._started_s = self._busy_s = self._clock.now_s()
+        self._stopping = False
+        self._num_expired = 0
+        self._num_refused = 0
+        self._tenants = Tenants(pool, self._clock, config.max_waiting)
+        self._leases = Leases(self._clock, config.lease_s)
+        self._jobs = Jobs(
+            self._clock,
+            grace_s=config.grace_s,
+            keep_s=config.keep_s,
+            keep_bytes=config.keep_bytes,
+        )
+        self._spool = Spool(self._clock, config.max_file_bytes)
+        self._worker = Worker(self._tenants, self._spool, self._info)
+        self.idle = asyncio.Event()
+        """Set when there was no box for `idle_exit_s`."""
+
+    def application(self) -> web.Application:
+        """What an aiohttp runner serves."""
+        app = web.Application(
+            middlewares=[self._guard], client_max_size=self._config.max_request_bytes
+        )
+        box = "/v1/boxes/{box}"
+        app.add_routes(
+            [
+                web.get("/health", self._health),
+                web.get("/v1/pool", self._show_pool),
+                web.get("/v1/stats", self._show_stats),
+                web.get("/v1/boxes", self._list),
+                web.post("/v1/boxes", self._create),
+                web.delete(box, self._destroy),
+                web.post(box + "/{verb}", self._use),
+                web.put("/v1/files", self._upload),
+                web.get("/v1/files/{file}", self._download),
+                web.delete("/v1/files/{file}", self._remove_file),
+                web.get("/v1/requests/{request}", self._poll),
+                web.delete("/v1/requests/{request}", self._cancel),
+                web.post("/v1/sessions/heartbeat", self._heartbeat),
+                web.delete("/v1/sessions", self._end_session),
+            ]
+        )
+        app.cleanup_ctx.append(self._live)
+        app.on_shutdown.append(self._stop)
+        return app
+
+    async def tend(self) -> None:
+        """What must happen regularly: leases, left jobs, unclaimed files."""
+        for session in self._leases.expired():
+            gone = self._tenants.of(session)
+            if gone:
+                _LOG.warning("a client vanished: %d of its boxes are destroyed", len(gone))
+            self._num_expired += len(gone)
+            await self._destroy_all(session)
+        self._jobs.tend()
+        self._spool.tend()
+        if len(self._tenants) or self._jobs.num_running:
+            self._busy_s = self._clock.now_s()
+        limit = self._config.idle_exit_s
+        if limit is not None and self._clock.now_s() - self._busy_s >= limit:
+            self.idle.set()
+
+    @asynccontextmanager
+    async def _tending(self) -> AsyncIterator[None]:
+        config = self._config
+        pause_s = min(_TEND_S, config.lease_s / 4, config.grace_s / 2, config.keep_s / 2)
+
+        async def tend_for_ever() -> None:
+            while True:
+                await asyncio.sleep(pause_s)
+                await self.tend()
+
+        task = asyncio.create_task(tend_for_ever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def _live(self, _: web.Application) -> AsyncIterator[None]:
+        async with self._tending():
+            yield
+        await self._jobs.cancel_all()
+        await self._tenants.destroy_all(self._tenants.all())
+        self._spool.close()
+        await close_pool(self._pool)
+
+    async def _stop(self, _: web.Application) -> None:
+        """Those who wait are told at once; they would hold up the end."""
+        self._stopping = True
+        await self._jobs.cancel_all()
+
+    # Who asks
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.path != "/health":
+                self._check_sender(request)
+            _check_version(request)
+            response = await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            most = self._config.max_request_bytes
+            what = f"the request has more than {most} bytes, the most that this server takes"
+            response = _problem(request, Refused(ProblemKind.TOO_LARGE, what))
+        except web.HTTPException as error:
+            what = f"{request.method} {request.path[:100]}: {error.reason}"
+            response = _problem(request, Refused(ProblemKind.MALFORMED, what))
+        except EXPECTED as error:
+            response = _problem(request, error)
+        response.headers[m.API_HEADER] = str(m.API_VERSION)
+        return response
+
+    def _check_sender(self, request: web.Request) -> None:
+        if self._token is None:
+            # A web page must not reach us under a name of its own that leads to this machine.
+            if not _is_local(request.host):
+                raise Refused(ProblemKind.UNAUTHORIZED, "without a token only local names serve")
+            return
+        sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(sent, b"Bearer " + self._token):
+            self._num_refused += 1
+            raise Refused(ProblemKind.UNAUTHORIZED, "no token, or a wrong one")
+
+    def _session(self, request: web.Request) -> str:
+        session = request.headers.get(m.SESSION_HEADER, "")
+        if not _NAME.fullmatch(session):
+            raise m.Malformed(f"{m.SESSION_HEADER} must have 8 to 64 letters, digits, - or _")
+        self._leases.renew(session)
+        return session
+
+    # Jobs
+
+    async def _body(self, request: web.Request) -> bytes:
+        if request.content_type != m.CONTENT_TYPE:
+            raise m.Malformed(f"the body must be {m.CONTENT_TYPE}")
+        return await request.read()
+
+    async def _run(
+        self,
+        request: web.Request,
+        box: str | None,
+        body: bytes,
+        work: Callable[[], Coroutine[Any, Any, Record]],
+    ) -> web.StreamResponse:
+        session = self._session(request)
+        request_id = request.headers.get(m.REQUEST_HEADER, "")
+        if not _NAME.fullmatch(request_id):
+            raise m.Malformed(f"{m.REQUEST_HEADER} must have 8 to 64 letters, digits, - or _")
+        if self._stopping:
+            raise Refused(ProblemKind.NO_REQUEST, "the server is stopping")
+        digest = hashlib.blake2b(request.path.encode() + b"\n" + body, digest_size=16).digest()
+        job = self._jobs.start(request_id, digest, Owner(session, box), work)
+        return _reply(await self._jobs.wait(job, self._config.poll_s))
+
+    async def _create(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        wanted = m.decode(body, m.CreateBox)
+        if wanted.detached and not self._config.allow_detached:
+            raise Refused(
+                ProblemKind.USER,
+                "boxes of this server go with their client.",
+                fix="leave detached out",
+            )
+        session = self._session(request)
+
+        async def work() -> m.BoxInfo:
+            tenant = await self._tenants.create(session, wanted)
+            return self._info(tenant.id)
+
+        return await self._run(request, None, body, work)
+
+    async def _use(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        box, verb = request.match_info["box"], request.match_info["verb"]
+        work = self._worker.prepare(box, verb, body)
+        return await self._run(request, box, body, work)
+
+    async def _poll(self, request: web.Request) -> web.StreamResponse:
+        job = self._jobs.find(request.match_info["request"], self._session(request))
+        return _reply(await self._jobs.wait(job, self._config.poll_s))
+
+    async def _cancel(self, request: web.Request) -> web.StreamResponse:
+        request_id = request.match_info["request"]
+        if not _NAME.fullmatch(request_id):
+            raise m.Malformed("no request id")
+        job = self._jobs.cancel(request_id, self._session(request))
+        if job is not None and job.result is not None:
+            # It was done already, and nobody will know of the boxes that it made.
+            match job.result:
+                case m.BoxInfo():
+                    await asyncio.shield(self._destroy_one(job.result.id))
+                case m.Boxes():
+                    for info in job.result.boxes:
+                        await asyncio.shield(self._destroy_one(info.id))
+        return _answer(request, m.Done())
+
+    # Boxes and sessions
+
+    async def _destroy(self, request: web.Request) -> web.StreamResponse:
+        box = request.match_info["box"]
+        known = any(tenant.id == box for tenant in self._tenants.all())
+        # Not to be stopped by a client that leaves.
+        await asyncio.shield(self._destroy_one(box))
+        if not known and "strict" in request.query:
+            self._tenants.get(box)
+        return _answer(request, m.Done())
+
+    async def _destroy_one(self, box: str) -> None:
+        await self._jobs.cancel_all(box=box)
+        await self._tenants.destroy(box)
+
+    async def _destroy_all(self, session: str) -> None:
+        await self._jobs.cancel_all(session=session)
+        await self._tenants.destroy_all(self._tenants.of(session))
+
+    async def _end_session(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        await asyncio.shield(self._destroy_all(session))
+        self._leases.drop(session)
+        return _answer(request, m.Done())
+
+    async def _heartbeat(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        return _answer(request, self._stats())
+
+    # Files
+
+    async def _upload(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        name = await self._spool.receive(request.content.iter_chunked(2**20))
+        return _answer(request, m.Uploaded(file=name))
+
+    async def _download(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        return web.FileResponse(self._spool.find(request.match_info["file"]), chunk_size=2**20)
+
+    async def _remove_file(self, request: web.Request) -> web.StreamResponse:
+        self._session(request)
+        self._spool.remove(request.match_info["file"])
+        return _answer(request, m.Done())
+
+    # What it tells of itself
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        return _answer(request, m.Health(api=m.API_VERSION))
+
+    async def _show_pool(self, request: web.Request) -> web.StreamResponse:
+        info = m.PoolInfo(
+            instance=self._instance,
+            capabilities=self._pool.capabilities,
+            max_boxes=self._max_boxes,
+            lease_s=self._config.lease_s,
+            max_request_bytes=self._config.max_request_bytes,
+        )
+        return _answer(request, info)
+
+    async def _show_stats(self, request: web.Request) -> web.StreamResponse:
+        return _answer(request, self._stats())
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        infos = tuple(self._info(tenant.id) for tenant in self._tenants.all())
+        return _answer(request, m.Boxes(boxes=infos))
+
+    def _info(self, box: str) -> m.BoxInfo:
+        tenant = self._tenants.get(box)
+        left_s = self._leases.left_s(tenant.session)
+        return tenant.info(busy=box in self._jobs.busy_boxes(), lease_left_s=left_s)
+
+    def _stats(self) -> m.Stats:
+        return self._worker.stats(
+            instance=self._instance,
+            backend=self._pool.capabilities.backend,
+            uptime_s=self._clock.now_s() - self._started_s,
+            max_boxes=self._max_boxes,
+            num_expired=self._num_expired,
+            num_refused=self._num_refused,
+        )
+
+
+def _check_version(request: web.Request) -> None:
+    found = re.match(r"/v(\d{1,6})/", request.path)
+    if found and int(found[1]) != m.API_VERSION:
+        what = f"the server speaks version {m.API_VERSION} of the interface, not {found[1]}"
+        raise Refused(ProblemKind.VERSION, what)
+
+
+def _is_local(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    name = name.strip("[]")
+    if name == "localhost":
+        return True
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _reply(reply: Reply) -> web.Response:
+    return web.Response(status=reply.status, body=reply.body, content_type=m.CONTENT_TYPE)
+
+
+def _answer(request: web.Request, message: Record, status: int = 200) -> web.Response:
+    if m.CONTENT_TYPE in request.headers.get("Accept", ""):
+        return _reply(Reply(status, m.encode(message)))
+    text = msgspec.json.encode(message) + b"\n"
+    return web.Response(status=status, body=text, content_type="application/json")
+
+
+def _problem(request: web.Request, error: BaseException) -> web.Response:
+    problem = problem_of(error)
+    return _answer(request, problem, http_status(problem))

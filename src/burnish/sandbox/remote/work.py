@@ -1,0 +1,130 @@
+"""What a server does in a box, verb by verb."""
+
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from burnish.core.boxes import ExecStatus
+from burnish.core.records import Record
+from burnish.sandbox.remote import messages as m
+from burnish.sandbox.remote.messages import ProblemKind
+from burnish.sandbox.remote.problems import Refused
+from burnish.sandbox.remote.spool import Spool
+from burnish.sandbox.remote.tenants import Tenant, Tenants
+
+Work = Callable[[], Coroutine[Any, Any, Record]]
+
+
+class Worker:
+    """Turns messages into calls of a box."""
+
+    def __init__(self, tenants: Tenants, spool: Spool, info: Callable[[str], m.BoxInfo]) -> None:
+        """Work on these boxes and files; `info` describes a box by its id."""
+        self._tenants = tenants
+        self._spool = spool
+        self._info = info
+        self._num_running = 0
+        self._num_commands = 0
+        self._num_infra_errors = 0
+        self._verbs: dict[str, tuple[type[Any], Callable[[Tenant, Any], Awaitable[Record]]]] = {
+            "exec": (m.Exec, self._exec),
+            "write": (m.WriteFile, self._write),
+            "read": (m.ReadFile, self._read),
+            "snapshot": (m.Done, self._snapshot),
+            "rollback": (m.Rollback, self._rollback),
+            "fork": (m.Fork, self._fork),
+            "export": (m.Export, self._export),
+            "import": (m.Import, self._import),
+        }
+
+    def prepare(self, box: str, verb: str, body: bytes) -> Work:
+        """Check a request; what is returned does it.
+
+        Raises:
+            Refused: there is no such box or verb.
+            Malformed: the body is not the message of this verb.
+        """
+        if verb not in self._verbs:
+            raise Refused(ProblemKind.MALFORMED, f"boxes have no {verb[:40]!r}")
+        kind, act = self._verbs[verb]
+        message = m.decode(body, kind)
+
+        async def work() -> Record:
+            # Looked up when it runs: a request that is sent again finds its answer even if the
+            # box is gone by then.
+            return await act(self._tenants.get(box), message)
+
+        return work
+
+    def stats(self, **others: Any) -> m.Stats:
+        """Counts of this side, with `others` beside them."""
+        return m.Stats(
+            pid=os.getpid(),
+            num_boxes=len(self._tenants),
+            num_waiting=self._tenants.num_waiting,
+            num_running=self._num_running,
+            num_created=self._tenants.num_created,
+            num_commands=self._num_commands,
+            num_infra_errors=self._num_infra_errors,
+            **others,
+        )
+
+    async def _exec(self, tenant: Tenant, message: m.Exec) -> Record:
+        self._num_running += 1
+        self._num_commands += 1
+        tenant.num_commands += 1
+        try:
+            result = await tenant.box.exec(
+                tuple(os.fsdecode(argument) for argument in message.argv),
+                stdin=message.stdin,
+                limits=message.limits,
+                env=message.env,
+                cwd=message.cwd,
+                keep=message.keep,
+            )
+        finally:
+            self._num_running -= 1
+        self._num_infra_errors += result.status is ExecStatus.INFRA_ERROR
+        return result
+
+    async def _write(self, tenant: Tenant, message: m.WriteFile) -> Record:
+        await tenant.box.write_file(message.path, message.data)
+        return m.Done()
+
+    async def _read(self, tenant: Tenant, message: m.ReadFile) -> Record:
+        return m.FileData(data=await tenant.box.read_file(message.path, message.limit_bytes))
+
+    async def _snapshot(self, tenant: Tenant, _: m.Done) -> Record:
+        return self._tenants.remember(await self._tenants.stateful(tenant).snapshot())
+
+    async def _rollback(self, tenant: Tenant, message: m.Rollback) -> Record:
+        box = self._tenants.stateful(tenant)
+        snapshot = self._tenants.snapshot(message.snapshot)
+        assert snapshot is not None
+        await box.rollback(snapshot)
+        return m.Done()
+
+    async def _fork(self, tenant: Tenant, message: m.Fork) -> Record:
+        made = await self._tenants.fork(tenant, message.count, message.snapshot)
+        return m.Boxes(boxes=tuple(self._info(child.id) for child in made))
+
+    async def _export(self, tenant: Tenant, message: m.Export) -> Record:
+        box = self._tenants.stateful(tenant)
+        snapshot = self._tenants.snapshot(message.snapshot)
+        name, path = self._spool.new()
+        try:
+            digest = await box.export_tar(path, snapshot)
+            size = path.stat().st_size
+        except BaseException:
+            self._spool.remove(name)
+            raise
+        return m.Exported(digest=digest, file=name, num_bytes=size)
+
+    async def _import(self, tenant: Tenant, message: m.Import) -> Record:
+        box = self._tenants.stateful(tenant)
+        path = self._spool.find(message.file)
+        try:
+            await box.import_tar(path)
+        finally:
+            self._spool.remove(message.file)
+        return m.Done()
