@@ -1,0 +1,132 @@
+"""Layers of a box as one tar in the form of an OCI layer, and their digest."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from burnish.core.disk import full_disk_is_one_line, sync_directory
+from burnish.sandbox.archive.digest import TreeDigest, kept_mode, relative_id, tree_digest
+from burnish.sandbox.archive.entry import ArchiveLimits, Entry, EntryKind, show
+from burnish.sandbox.archive.tar_writer import TarWriter
+from burnish.sandbox.archive.walk import (
+    Node,
+    NodeKind,
+    read_chunks,
+    read_extents,
+    read_xattrs,
+    walk,
+)
+from burnish.sandbox.archive.whiteouts import OPAQUE_NAME, PREFIX, is_marked
+
+
+def digest(layer_fds: Sequence[int], uid_base: int) -> str:
+    """What layers show, merged, as one digest; equal to that of `export_layers`.
+
+    Times, holes, hard links and special files (devices, pipes, sockets) do not count.
+
+    Args:
+        layer_fds: upper directories of an overlay with `userxattr`, lowest first, frozen.
+        uid_base: owner on this host of what belongs to 0 in the box.
+
+    Raises:
+        ValueError: a path is too long.
+    """
+    return tree_digest(layer_fds, uid_base, overlay=True)
+
+
+def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) -> str:
+    """Write layers, merged, as one tar: equal files and times give equal bytes.
+
+    Owners are those in the box, set-id bits are removed. Devices, pipes and sockets are left out,
+    since no archive restores them. The file is replaced in one step.
+
+    Args:
+        layer_fds: as for `digest`.
+        destination: the archive; its directory must exist.
+        uid_base: as for `digest`.
+
+    Returns:
+        The content digest.
+
+    Raises:
+        ValueError: a path is too long, or a name starts with `.wh.`, which in this form would
+            delete files elsewhere.
+        DiskFullError: an old file at `destination` is untouched.
+    """
+    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
+    with full_disk_is_one_line(destination):
+        try:
+            with open(temporary, "wb") as file:
+                writer = TarWriter(file, ArchiveLimits().header_bytes)
+                result = _write(layer_fds, writer, uid_base)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, destination)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(destination.absolute().parent)
+    return result
+
+
+def _write(layer_fds: Sequence[int], writer: TarWriter, uid_base: int) -> str:
+    result = TreeDigest(uid_base)
+    names: dict[tuple[int, int], bytes] = {}
+    for node in walk(layer_fds, overlay=True):
+        if node.kind is NodeKind.SPECIAL:
+            continue
+        if is_marked(node.name):
+            raise ValueError(f"an archive of layers cannot hold the name {show(node.path)}")
+        result.add(node)
+        folder = node.path[: len(node.path) - len(node.name)]
+        if node.kind is NodeKind.WHITEOUT:
+            path = folder + PREFIX + node.name
+            writer.add(Entry(path=path, kind=EntryKind.FILE, mode=0))
+            continue
+        _add(node, writer, uid_base, names)
+        if node.opaque:
+            mark = node.path + b"/" + OPAQUE_NAME
+            writer.add(Entry(path=mark, kind=EntryKind.FILE, mode=0))
+    writer.finish()
+    return result.hexdigest()
+
+
+def _add(node: Node, writer: TarWriter, uid_base: int, names: dict[tuple[int, int], bytes]) -> None:
+    status = node.status
+    entry = Entry(
+        path=node.path,
+        kind=EntryKind(node.kind.value),
+        mode=kept_mode(status.st_mode),
+        uid=relative_id(status.st_uid, uid_base),
+        gid=relative_id(status.st_gid, uid_base),
+        mtime_ns=status.st_mtime_ns,
+    )
+    if node.identity is not None:
+        first = names.setdefault(node.identity, node.path)
+        if first != node.path:
+            writer.add(entry._replace(kind=EntryKind.HARDLINK, target=first))
+            return
+    if node.kind is NodeKind.SYMLINK:
+        writer.add(entry._replace(target=node.target()))
+        return
+    descriptor = node.open()
+    try:
+        entry = entry._replace(xattrs=read_xattrs(descriptor))
+        if node.kind is NodeKind.FOLDER:
+            writer.add(entry)
+        else:
+            _add_file(descriptor, entry, writer)
+    finally:
+        os.close(descriptor)
+
+
+def _add_file(descriptor: int, entry: Entry, writer: TarWriter) -> None:
+    size = os.fstat(descriptor).st_size
+    extents = read_extents(descriptor, size)
+    holes = sum(extent.length for extent in extents) < size
+    entry = entry._replace(size=size, extents=extents if holes else None)
+    writer.add(entry, _data(read_chunks(descriptor, extents)))
+
+
+def _data(chunks: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:
+    return (data for _, data in chunks)
