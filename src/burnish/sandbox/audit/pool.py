@@ -1,0 +1,87 @@
+"""`SandboxPool` that keeps a log of every box of another one."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+from burnish.core.boxes import (
+    Capabilities,
+    Feature,
+    Policy,
+    Sandbox,
+    SandboxPool,
+    StatefulSandbox,
+)
+from burnish.sandbox.audit import events
+from burnish.sandbox.audit.box import AuditedBox, AuditedStatefulBox
+from burnish.sandbox.audit.logs import AuditLogs
+
+
+class AuditedPool:
+    """Any pool, with one log per box. For several event loops as far as the pool inside is.
+
+    Where a proxy decides about the network of the boxes, make the `AuditLogs` first, and give the
+    proxy `logs.network` as its sink.
+    """
+
+    def __init__(self, pool: SandboxPool, logs: AuditLogs | Path) -> None:
+        """Wrap a pool, which is closed together with this one.
+
+        Args:
+            pool: where boxes come from.
+            logs: where lines go; a directory means `AuditLogs(directory)`.
+
+        Raises:
+            UserError: the directory cannot be made or written.
+        """
+        self._pool = pool
+        self._logs = AuditLogs(logs) if isinstance(logs, Path) else logs
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the pool inside."""
+        return self._pool.capabilities
+
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxPool.acquire`.
+
+        Raises:
+            AuditFailure: the log cannot be written; there is no box then.
+        """
+        return self._acquire(image, policy or Policy())
+
+    @asynccontextmanager
+    async def _acquire(self, image: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
+        log = None
+        try:
+            async with self._pool.acquire(image, policy) as box:
+                created = self._created(image, policy)
+                log = self._logs.begin(box, created, events.GENESIS)
+                if Feature.SNAPSHOTS in self.capabilities.features:
+                    stateful = cast(StatefulSandbox, box)
+                    yield AuditedStatefulBox(stateful, log, self._logs, created)
+                else:
+                    yield AuditedBox(box, log)
+        finally:
+            if log is not None:
+                self._logs.end(log)
+
+    async def close(self) -> None:
+        """Close the pool inside."""
+        await self._pool.close()
+
+    def _created(self, image: str | None, policy: Policy) -> events.Created:
+        capabilities = self.capabilities
+        return events.Created(
+            backend=capabilities.backend,
+            isolation=capabilities.isolation,
+            kernel=os.uname().release,
+            image=image,
+            image_digest=None if image is None else self._logs.image_digest(image),
+            policy=policy,
+            policy_digest=events.digest_of_record(policy),
+        )
