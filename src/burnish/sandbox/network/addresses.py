@@ -1,0 +1,122 @@
+"""Which addresses an allowed name may lead to. Pure, but for the system's resolver.
+
+The tables are our own and not `ipaddress.is_global`, whose answers changed between releases of
+Python. Sources: the IANA special-purpose address registries, and the metadata services of clouds.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from burnish.core.errors import UserError
+from burnish.sandbox.network.policy import parse_entry
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Addresses of a name, best first; raises OSError if there are none."""
+MAX_ADDRESSES = 4
+"""How many addresses of one answer are tried."""
+
+_PRIVATE = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "100.64.0.0/10"),
+        *("::1/128", "fc00::/7"),
+    )
+)
+"""What `private` may open."""
+_SPECIAL = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        *("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24"),
+        *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        # Translations of IPv4 that lie in 2000::/3: Teredo and other protocols, then 6to4.
+        *("2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20"),
+        # Metadata services: Azure's (a public address), Alibaba's, Amazon's.
+        *("168.63.129.16/32", "100.100.100.200/32", "fd00:ec2::254/128"),
+    )
+)
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All that is assigned. What lies outside (mapped IPv4, NAT64, link-local, multicast) is not
+reached; a host with nothing but NAT64 therefore reaches only servers that have IPv6."""
+
+
+def is_public(address: Address) -> bool:
+    """Whether it is an address of the public internet, and of nothing near this host."""
+    if isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST:
+        return False
+    return not any(address in network for network in _SPECIAL + _PRIVATE)
+
+
+def is_private(address: Address) -> bool:
+    """Whether it is an ordinary private or loopback address, and no metadata service."""
+    return any(address in network for network in _PRIVATE) and not any(
+        address in network for network in _SPECIAL
+    )
+
+
+def choose(answers: Sequence[str], *, private: bool) -> tuple[str, ...]:
+    """The addresses of an answer that may be tried, in its order.
+
+    Args:
+        answers: what the resolver said.
+        private: whether private addresses count.
+    """
+    chosen: list[str] = []
+    for text in answers:
+        try:
+            address = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        if is_public(address) or (private and is_private(address)):
+            chosen.append(str(address))
+    return tuple(dict.fromkeys(chosen))[:MAX_ADDRESSES]
+
+
+def parse_private(entries: tuple[str, ...]) -> frozenset[tuple[str, int]]:
+    """Read the exact `host:port` entries that may lead to private addresses.
+
+    Raises:
+        UserError: an entry is malformed, a wildcard, or without a port.
+    """
+    pairs = set()
+    for entry in entries:
+        rule = parse_entry(entry)
+        if rule.wildcard or len(rule.ports) != 1:
+            raise UserError(
+                f"`{entry}` may not lead to private addresses.",
+                fix="write one exact host with its port, such as `mirror.example:8081`.",
+            )
+        pairs.add((rule.host, next(iter(rule.ports))))
+    return frozenset(pairs)
+
+
+class SystemResolver:
+    """The resolver of this host, with threads of its own.
+
+    Its own, because a look-up cannot be cancelled: the default executor of an event loop would hold
+    up the end of the loop until the last answer.
+    """
+
+    def __init__(self, num_threads: int = 16) -> None:
+        """Threads start with the first look-ups."""
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="sandbox-resolver")
+        self._open: set[Future[list[str]]] = set()
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        """Addresses in the order of RFC 6724."""
+        asked = self._executor.submit(_look_up, host, port)
+        self._open.add(asked)
+        asked.add_done_callback(self._open.discard)
+        return await asyncio.wrap_future(asked)
+
+    def close(self) -> None:
+        """End the threads; one that still waits for an answer ends when it has it."""
+        self._executor.shutdown(wait=not self._open, cancel_futures=True)
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    return [str(address[0]) for _, _, _, _, address in answers]

@@ -1,0 +1,190 @@
+"""Gives boxes their allow-listed network; usable from any event loop.
+
+The proxy runs in a thread with a loop of its own, so that a busy or ended loop of a caller never
+stops the traffic of a box. The thread starts with the first attachment and ends with `close`.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from burnish.core.boxes import Policy
+from burnish.core.errors import UserError
+from burnish.sandbox.network.addresses import Resolver, SystemResolver, parse_private
+from burnish.sandbox.network.bounds import ProxyBounds
+from burnish.sandbox.network.events import EventSink
+from burnish.sandbox.network.loop_thread import LoopThread
+from burnish.sandbox.network.policy import parse_allow
+from burnish.sandbox.network.proxy import BoxProxy
+from burnish.sandbox.network.upstream import Dialer, Outside, dial
+
+PROXY_PORT = 3128
+"""Port inside of boxes; fixed, so that the environment of a box never changes."""
+Listen = Callable[[int], Awaitable[socket.socket]]
+"""Makes a socket that listens on 127.0.0.1:PORT in the network of a box."""
+_MAX_SOCKET_PATH = 107
+_BACKLOG = 128
+
+
+class Attachment:
+    """The network of one box."""
+
+    def __init__(
+        self, network: "AllowListNetwork", proxy: BoxProxy, allow: tuple[str, ...]
+    ) -> None:
+        """Made by `AllowListNetwork.attach`."""
+        self._network = network
+        self._proxy = proxy
+        self._allow = allow
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that make ordinary programs use the proxy.
+
+        `ALL_PROXY` is HTTP too: the port speaks SOCKS as well, but some clients fail at a SOCKS
+        URL if their module for it is missing.
+        """
+        url = f"http://127.0.0.1:{PROXY_PORT}"
+        own = "localhost,127.0.0.1,::1"
+        values = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": own}
+        return {
+            **values,
+            **{name.lower(): value for name, value in values.items()},
+            "NODE_USE_ENV_PROXY": "1",
+        }
+
+    @property
+    def allow(self) -> tuple[str, ...]:
+        """The present list, which forks and restored boxes go on with."""
+        return self._allow
+
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """Replace the list; connections that it no longer allows are cut before this returns.
+
+        Raises:
+            UserError: an entry is malformed; nothing was changed.
+        """
+        rules = parse_allow(allow)
+        self._allow = allow
+        await self._network.run(lambda: self._proxy.set_rules(rules))
+
+    async def fork(self, listen: Listen, box_id: str) -> "Attachment":
+        """Attach another box with the present list."""
+        return await self._network.attach(listen, Policy(allow=self._allow), box_id)
+
+    async def restore(self, listen: Listen) -> None:
+        """Go on with the present list after the box got a new network (rollback, snapshot)."""
+        allow, box_id = self._allow, self._proxy.box_id
+        await self.close()
+        self._proxy = await self._network.start(listen, allow, box_id)
+
+    async def close(self) -> None:
+        """Cut everything. May be called again."""
+        await self._network.end(self._proxy)
+
+
+class AllowListNetwork:
+    """The proxy of all boxes of a pool."""
+
+    def __init__(
+        self,
+        sink: EventSink,
+        *,
+        private: tuple[str, ...] = (),
+        bounds: ProxyBounds | None = None,
+        resolver: Resolver | None = None,
+        dialer: Dialer = dial,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            sink: gets every decision, in the thread of the proxy.
+            private: exact `host:port` entries that may lead to private or loopback addresses: a
+                mirror in the own network. They open nothing: the policy must list them too.
+            bounds: what one box may use.
+            resolver: looks names up; the system's by default.
+            dialer: connects to addresses.
+            now: seconds since the epoch.
+
+        Raises:
+            UserError: an entry of `private` is malformed.
+        """
+        self._sink = sink
+        self._bounds = bounds or ProxyBounds()
+        self._own_resolver = SystemResolver() if resolver is None else None
+        found = resolver or self._own_resolver
+        assert found is not None
+        self._outside = Outside(
+            self._bounds, resolver=found, dialer=dialer, private=parse_private(private)
+        )
+        self._now = now
+        self._thread = LoopThread("sandbox-network")
+        self._proxies: set[BoxProxy] = set()
+
+    async def attach(self, listen: Listen, policy: Policy, box_id: str) -> Attachment:
+        """Serve a box.
+
+        Raises:
+            UserError: the policy has a malformed entry.
+        """
+        return Attachment(self, await self.start(listen, policy.allow, box_id), policy.allow)
+
+    async def start(self, listen: Listen, allow: tuple[str, ...], box_id: str) -> BoxProxy:
+        """The part of `attach` below the attachment."""
+        rules = parse_allow(allow)
+        proxy = BoxProxy(box_id, rules, self._outside, self._bounds, sink=self._sink, now=self._now)
+        listener = await listen(PROXY_PORT)
+        # From here nothing waits: a cancelled caller cannot leave a proxy that nobody knows.
+        try:
+            self._thread.call(lambda: proxy.start(listener))
+        except RuntimeError:
+            listener.close()
+            raise
+        self._proxies.add(proxy)
+        return proxy
+
+    async def end(self, proxy: BoxProxy) -> None:
+        """Close one proxy, if it is not closed yet."""
+        if proxy in self._proxies:
+            self._proxies.discard(proxy)
+            await self.run(proxy.close)
+
+    async def run(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run in the thread, to the end even if the caller is cancelled."""
+        await self._thread.run(work)
+
+    async def close(self) -> None:
+        """Cut all boxes and end the thread. May be called again."""
+        for proxy in tuple(self._proxies):
+            await self.end(proxy)
+        await self._thread.close()
+        if self._own_resolver is not None:
+            self._own_resolver.close()
+
+
+def unix_listener(path: Path) -> Listen:
+    """A `Listen` for boxes that `relay.py` serves: a unix socket to be bound into the box.
+
+    Whoever can reach the path can use the allow list; keep it in a directory of mode 0700. It is
+    removed with the attachment.
+    """
+
+    async def listen(_: int) -> socket.socket:
+        if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
+            raise UserError(
+                f"`{path}` is too long for a socket.", fix="use a shorter directory (TMPDIR)."
+            )
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.bind(os.fspath(path))
+            os.chmod(path, 0o666)  # users of the box are others on the host
+            made.listen(_BACKLOG)
+        except OSError:
+            made.close()
+            raise
+        return made
+
+    return listen
