@@ -15,6 +15,7 @@ from burnish.sandbox.host_view import namespace_fix
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x20, 0x4000, 1 << 18
+_MS_RDONLY, _MS_BIND = 0x1, 0x1000
 _MNT_DETACH = 2
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -101,6 +102,42 @@ def resize_tmpfs(path: str, size_bytes: int) -> None:
         OSError: EINVAL if more than that is in use.
     """
     _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV | _MS_REMOUNT, _size(size_bytes))
+
+
+def bind(source: str, target: str) -> None:
+    """Show a directory, with what is mounted below it, at a second place.
+
+    Raises:
+        OSError: one of them is not there.
+    """
+    _mount(source, target, None, _MS_BIND | _MS_REC, None)
+
+
+def mount_cgroup2(path: str) -> None:
+    """The control groups of version 2.
+
+    Raises:
+        OSError: the kernel has none, or we may not.
+    """
+    _mount("cgroup2", path, "cgroup2", _MS_NOSUID | _MS_NODEV, None)
+
+
+def mount_overlay(path: str, layers: tuple[str, ...]) -> None:
+    """Show several directories as one that nobody can write, the first on top.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    assert not any(character in layer for layer in layers for character in ":,\\")
+    _mount("overlay", path, "overlay", _MS_RDONLY, "lowerdir=" + ":".join(layers))
+
+
+def mount_plain_tmpfs(path: str, *, size_bytes: int) -> None:
+    """Without the flags that a user namespace below ours could not take off again.
+
+    gVisor remounts a root file system there, and asks for fewer flags than it finds.
+    """
+    _mount("tmpfs", path, "tmpfs", 0, f"size={size_bytes},mode=755")
 
 
 def unmount(path: str) -> None:

@@ -6,10 +6,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+import msgspec
+
 from burnish.core.boxes import (
     Capabilities,
     ExecResult,
     ExecStatus,
+    Feature,
     Limits,
     Policy,
     Sandbox,
@@ -138,7 +141,11 @@ class KeeperPool:
     @property
     def capabilities(self) -> Capabilities:
         """What boxes can do here, as found by running one."""
-        return self._client.capabilities
+        found = self._client.capabilities
+        if self._resolve is None:
+            features = found.features - {Feature.IMAGES}
+            return msgspec.structs.replace(found, features=features)
+        return found
 
     @property
     def keeper_pid(self) -> int:

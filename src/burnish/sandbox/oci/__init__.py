@@ -1,0 +1,13 @@
+"""Boxes in containers of an OCI runtime: crun, runc, podman, and gVisor as the strong tier.
+
+    pool.py --socket--> keeper.py (the bubblewrap package's keeper: own process, own mounts)
+                           |-- host.py    what the runtime needs on this host; one box is tried
+                           '-- box.py     storage and control groups of a box
+                                 '-- launch.py   one container for one command, started ahead
+                                       launcher.py   the shell that waits in it for the command
+                                       bundle.py     spec.py + filter.py: config.json and a root
+                                       runtime.py    command lines, and what each runtime lacks
+
+One container for each command, as with bubblewrap: the end of the container is the end of every
+process of the command, and there is no server inside for hostile code to take over.
+"""

@@ -1,0 +1,160 @@
+"""A box whose commands run in containers of an OCI runtime."""
+
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from burnish.core.boxes import Limits
+from burnish.sandbox.bubblewrap.attacher import Attacher
+from burnish.sandbox.bubblewrap.namespace import Identity, unmount
+from burnish.sandbox.bubblewrap.protocol import Exec
+from burnish.sandbox.bubblewrap.stored_box import StoredBox
+from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
+from burnish.sandbox.oci.launch import OciLaunch, Plan
+from burnish.sandbox.oci.launcher import launcher_script
+from burnish.sandbox.oci.runtime import SENTRY_BYTES, Runtime
+from burnish.sandbox.oci.spec import IdMapping
+from burnish.sandbox.proctree import TreeUsage
+
+_SENTRY_TASKS = 1024
+"""Threads of gVisor and of its gofer, and host processes that stand for those of the box."""
+
+
+class BoxUsers(NamedTuple):
+    """Who a box is."""
+
+    identity: Identity | None
+    """Owner of its files outside; None: ourselves."""
+    id_map: tuple[IdMapping, ...]
+    """Users of its namespace."""
+
+
+class OciHost(NamedTuple):
+    """What all boxes of a keeper share."""
+
+    runtime: Runtime
+    base: Path
+    """Directory of the boxes, visible to the keeper only."""
+    root: HostRoot
+    """Of boxes without an image."""
+    rootless: bool
+    """We are not root outside our user namespace."""
+    cgroups_path: str | None
+    """Parent of what the runtime makes itself, where it cannot be kept from it."""
+    controllers: Controllers | None
+    attacher: Attacher | None
+    """Set exactly when `controllers` is."""
+    helpers: set[int]
+    """Pids of the keeper's children other than strays."""
+
+
+class OciBox(StoredBox):
+    """A private directory of limited size, in which commands run one after another."""
+
+    def __init__(self, host: OciHost, name: str, users: BoxUsers, image: str) -> None:
+        """Make storage and control groups, and start the container of the first command.
+
+        Args:
+            host: what all boxes share.
+            name: unique among the boxes of the keeper.
+            users: who it is.
+            image: directory with a root file system; empty: this host's programs.
+
+        Raises:
+            OSError: the host is out of something, or the image cannot be used.
+        """
+        self._host = host
+        self._name = name
+        self._users = users
+        self._num_launches = 0
+        self._private = host.base / "boxes" / name
+        self._private.mkdir(mode=0o711)
+        self._root = host.root
+        self._is_image = bool(image)
+        if image:
+            try:
+                self._root = HostRoot(make_image_root(self._private, Path(image)), ())
+            except OSError:
+                self._remove_root()
+                raise
+        super().__init__(host.base, host.controllers, name, users.identity)
+        self.warm_up()
+
+    async def destroy(self) -> None:
+        """Free everything. No command runs any more."""
+        await super().destroy()
+        self._remove_root()
+
+    def _remove_root(self) -> None:
+        for name in ("root", "image") if self._is_image else ():
+            try:
+                unmount(str(self._private / name))
+            except OSError:  # it was never mounted
+                continue
+        shutil.rmtree(self._private)
+
+    def _launch(self) -> OciLaunch:
+        number, self._num_launches = self._num_launches, self._num_launches + 1
+        group, attacher = self._group, self._host.attacher
+        whole = self._host.runtime.counted_whole
+
+        async def attach(pid: int) -> None:
+            assert group is not None
+            assert attacher is not None
+            await attacher.attach(pid, group.attach_files())
+
+        plan = Plan(
+            command=self._runtime_command,
+            write_bundle=self._write_bundle,
+            attach=attach if group is not None and not whole else None,
+            attach_runtime=group.attach_files() if group is not None and whole else (),
+            helpers=self._host.helpers,
+        )
+        return OciLaunch(plan, self._private / f"run-{number}")
+
+    def _runtime_command(self, bundle: Path) -> list[str]:
+        return self._host.runtime.command(
+            state=bundle / "state",
+            bundle=bundle,
+            box=f"{self._name}-{bundle.name}",
+            rootless=self._host.rootless,
+        )
+
+    def _write_bundle(self, bundle: Path) -> None:
+        parent = self._host.cgroups_path
+        write_bundle(
+            bundle,
+            runtime=self._host.runtime,
+            root=self._root,
+            storage=self._storage,
+            id_map=self._users.id_map,
+            cgroups_path=parent and f"{parent}/{self._name}-{bundle.name}",
+        )
+
+    def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
+        return launcher_script(argv, request.env, request.cwd, bounds)
+
+    def _group_limits(self, limits: Limits) -> Limits:
+        if not self._host.runtime.counted_whole:
+            return limits
+        return msgspec.structs.replace(
+            limits,
+            memory_bytes=limits.memory_bytes + SENTRY_BYTES,
+            num_pids=_SENTRY_TASKS + 4 * limits.num_pids,
+        )
+
+    def _num_processes(self, limits: Limits) -> int | None:
+        if self._host.runtime.counted_whole:
+            return limits.num_pids + 1
+        return super()._num_processes(limits)
+
+    def _sample(self, monitor_pid: int) -> TreeUsage:
+        usage = super()._sample(monitor_pid)
+        if not self._host.runtime.counted_whole:
+            return usage
+        # Its processes are no tasks of the box: there RLIMIT_NPROC counts.
+        memory_bytes = max(0, usage.memory_bytes - SENTRY_BYTES)
+        return usage._replace(num_tasks=1, memory_bytes=memory_bytes)

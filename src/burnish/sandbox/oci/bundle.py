@@ -1,0 +1,128 @@
+"""What lies on disk for a container: a root file system for the box, a bundle for each command."""
+
+import base64
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from burnish.sandbox.bubblewrap.namespace import bind, mount_overlay, mount_plain_tmpfs
+from burnish.sandbox.commands import INSIDE_ID, WORK
+from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
+from burnish.sandbox.oci.filter import oci_filter
+from burnish.sandbox.oci.launcher import INBOX, LAUNCHER
+from burnish.sandbox.oci.runtime import FilterForm, Runtime
+from burnish.sandbox.oci.spec import Bind, BoxSpec, IdMapping, build_spec
+from burnish.sandbox.seccomp import build_filter
+
+_MOUNT_POINTS = ("proc", "dev", "dev/shm", "work", "tmp", "etc", "run", "run/box")
+_ROOT_BYTES = 2**20
+_BPF_ANNOTATION = "run.oci.seccomp_bpf_data"
+
+
+class HostRoot(NamedTuple):
+    """The root file system of boxes without an image: mount points, links, four files of /etc."""
+
+    path: Path
+    binds: tuple[Bind, ...]
+    """What is mounted into it."""
+
+
+def make_host_root(place: Path, system: tuple[HostPath, ...], hidden: tuple[str, ...]) -> HostRoot:
+    """Everything but /usr and the like is ours.
+
+    Args:
+        place: an absent directory.
+        system: directories of this host that programs need.
+        hidden: directories below them that must look empty.
+    """
+    place.mkdir(mode=0o711)
+    mount_plain_tmpfs(str(place), size_bytes=_ROOT_BYTES)
+    root, empty = place / "root", place / "empty"
+    for folder in (*_MOUNT_POINTS, *(entry.path[1:] for entry in system if entry.link is None)):
+        (root / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
+    empty.mkdir(mode=0o755)
+    binds = []
+    for entry in system:
+        if entry.link is not None:
+            (root / entry.path[1:]).symlink_to(entry.link)
+        else:
+            binds.append(Bind(source=entry.path, destination=entry.path))
+    binds += [Bind(source=str(empty), destination=path) for path in hidden]
+    (root / "etc" / "passwd").write_text(PASSWD, encoding="ascii")
+    (root / "etc" / "group").write_text(GROUP, encoding="ascii")
+    for name in ("ld.so.cache", "alternatives"):
+        source = Path("/etc") / name
+        if source.is_dir():
+            (root / "etc" / name).mkdir(mode=0o755)
+        elif source.exists():
+            (root / "etc" / name).touch(mode=0o644)
+        else:
+            continue
+        binds.append(Bind(source=str(source), destination=str(source)))
+    return HostRoot(root, tuple(binds))
+
+
+def make_image_root(place: Path, image: Path) -> Path:
+    """The image with our mount points laid over it; the image itself is never written.
+
+    Args:
+        place: an absent directory.
+        image: directory with its root file system.
+
+    Raises:
+        OSError: it is not a directory, or cannot be mounted.
+    """
+    if not (image / "bin" / "sh").is_symlink() and not (image / "bin" / "sh").exists():
+        raise OSError(0, f"the image {image} has no /bin/sh, which starts its commands")
+    points, lower, root = place / "points", place / "image", place / "root"
+    for folder in _MOUNT_POINTS:
+        (points / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
+    for directory in (lower, root):
+        directory.mkdir(mode=0o755)
+    bind(str(image), str(lower))
+    mount_overlay(str(root), (str(points), str(lower)))
+    return root
+
+
+def storage_binds(storage: Path, inbox: Path) -> tuple[Bind, ...]:
+    """What the box may write, and where its commands come from."""
+    places = {"work": WORK, "tmp": "/tmp", "shm": "/dev/shm"}
+    writable = (
+        Bind(source=str(storage / name), destination=place, writable=True)
+        for name, place in places.items()
+    )
+    return (*writable, Bind(source=str(inbox), destination=INBOX))
+
+
+def write_bundle(
+    bundle: Path,
+    *,
+    runtime: Runtime,
+    root: HostRoot,
+    storage: Path,
+    id_map: tuple[IdMapping, ...],
+    cgroups_path: str | None,
+) -> None:
+    """`config.json` and an inbox."""
+    inbox = bundle / "inbox"
+    inbox.mkdir(mode=0o755)
+    (bundle / "state").mkdir(mode=0o711)
+    inside = {mapping.container_id for mapping in id_map} or {INSIDE_ID}
+    # A runtime that does not know the annotation uses the section.
+    as_bytes = runtime.filter_form is FilterForm.BYTES
+    box = BoxSpec(
+        root=str(root.path),
+        args=LAUNCHER,
+        uid=INSIDE_ID if INSIDE_ID in inside else 0,
+        id_map=id_map,
+        binds=(*root.binds, *storage_binds(storage, inbox)),
+        seccomp=oci_filter(),
+        cgroups_path=cgroups_path,
+        annotations={_BPF_ANNOTATION: base64.b64encode(build_filter()).decode()}
+        if as_bytes
+        else {},
+    )
+    (bundle / "config.json").write_bytes(msgspec.json.encode(build_spec(box)))
+    os.chmod(bundle / "config.json", 0o644)

@@ -1,0 +1,62 @@
+"""What boxes of each runtime can do on this host, as data."""
+
+from burnish.core.boxes import Capabilities, Feature
+from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.oci.box import BoxUsers
+from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime
+
+_ENFORCED = frozenset(
+    {"wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files"}
+)
+
+
+def describe(
+    runtime: Runtime, exact: Controllers | None, users: BoxUsers, *, rootless: bool
+) -> Capabilities:
+    """What was found."""
+    notes = [*_kernel_notes(runtime), *_group_notes(exact)]
+    if rootless:
+        notes.append("not root: boxes run as your own user id, in their own namespaces")
+    if all(mapping.container_id == 0 for mapping in users.id_map):
+        notes.append(
+            f"{runtime.name} needs a user 0 in the box and you have one id only: programs see "
+            "themselves as root there, without any capability"
+        )
+    has_memory = exact is not None and exact.memory
+    return Capabilities(
+        backend=runtime.backend,
+        enforces=_ENFORCED | ({"swap_bytes"} if has_memory else set()),
+        isolation=runtime.isolation,
+        features=frozenset({Feature.IMAGES}),
+        seccomp=True,
+        notes=tuple(notes),
+    )
+
+
+def _kernel_notes(runtime: Runtime) -> list[str]:
+    if runtime.counted_whole:
+        return [
+            "a kernel in user space stands between the box and this machine's",
+            f"memory is limited to memory_bytes + {SENTRY_BYTES // 2**20} MiB, which gVisor itself "
+            "may use",
+            "processes are limited by gVisor's own RLIMIT_NPROC: a refused fork counts as exit, "
+            "not as pids",
+        ]
+    notes = ["namespaces share the host's kernel: a kernel bug is a way out of the box"]
+    if runtime.filter_form is FilterForm.NAMES:
+        notes.append(
+            "system calls are filtered by name: what is not listed does not exist (ENOSYS)"
+        )
+    return notes
+
+
+def _group_notes(exact: Controllers | None) -> list[str]:
+    if exact is None:
+        return [
+            "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
+            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
+        ]
+    lacking = [name for name in ("memory", "pids") if name not in exact.bases]
+    if lacking:
+        return [f"no {' and '.join(lacking)} control group: sampled every 20 ms instead"]
+    return []

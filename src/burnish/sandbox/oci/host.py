@@ -1,0 +1,144 @@
+"""What an OCI runtime can do on this host: found by trying it, once, when a keeper starts."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
+from burnish.core.errors import UserError
+from burnish.sandbox.bubblewrap.attacher import Attacher
+from burnish.sandbox.bubblewrap.namespace import Identity, enter, make_base, mount_tmpfs
+from burnish.sandbox.bubblewrap.protocol import Exec
+from burnish.sandbox.commands import INSIDE_ID, WORK
+from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
+from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
+from burnish.sandbox.oci.bundle import make_host_root
+from burnish.sandbox.oci.capabilities import describe
+from burnish.sandbox.oci.hierarchies import remove_owner, settle
+from burnish.sandbox.oci.runtime import Runtime, find_runtime
+from burnish.sandbox.oci.spec import IdMapping
+
+_BUNDLES_BYTES = 2**30
+"""Room for the inputs of all commands that wait or run at once."""
+# Users of boxes, two for each; unused on any host we know of.
+_FIRST_JOB_ID, _FIRST_ROOT_ID = 1_900_000_000, 1_950_000_000
+_SELF_TEST_LINES = {"Seccomp:": "2", "NoNewPrivs:": "1", "CapEff:": "0" * 16, "CapBnd:": "0" * 16}
+
+
+async def inspect_host(name: str, *, use_control_groups: bool) -> tuple[OciHost, Capabilities]:
+    """Enter the keeper's namespace and run one box to see that everything holds.
+
+    Raises:
+        UserError: names what is missing and the fix.
+    """
+    runtime = find_runtime(name)
+    privileged = enter()
+    base = make_base()
+    (base / "boxes").mkdir(mode=0o711)
+    mount_tmpfs(str(base / "boxes"), size_bytes=_BUNDLES_BYTES, mode=0o711)
+    groups = settle(
+        base, runtime.name, privileged=privileged, use_control_groups=use_control_groups
+    )
+    system = system_paths()
+    attacher = Attacher() if groups.controllers else None
+    host = OciHost(
+        runtime=runtime,
+        base=base,
+        root=make_host_root(base / "host", system, hidden_paths([*sys.path, OWN_PACKAGE], system)),
+        rootless=not privileged,
+        cgroups_path=groups.runtime_path,
+        controllers=groups.controllers,
+        attacher=attacher,
+        helpers={attacher.pid} if attacher else set(),
+    )
+    users = box_users(runtime, 0, privileged=privileged)
+    try:
+        await _self_test(host, users)
+    except BaseException:
+        close_host(host)
+        raise
+    return host, describe(runtime, groups.controllers, users, rootless=not privileged)
+
+
+def close_host(host: OciHost) -> None:
+    """Free what `inspect_host` made outside the namespace."""
+    if host.attacher is not None:
+        host.attacher.close()
+    if host.controllers is not None:
+        host.controllers.close()
+    if host.cgroups_path is not None:
+        remove_owner(host.cgroups_path)
+
+
+def box_users(
+    runtime: Runtime, slot: int, *, privileged: bool, uid_map: str | None = None
+) -> BoxUsers:
+    """Who a box is on the host and inside.
+
+    Root hands each box to two users that own nothing: one runs its programs, one is what the
+    runtime needs as the box's root. An ordinary user has one id only.
+
+    Args:
+        runtime: some insist on a user 0 in the box.
+        slot: number of the box.
+        privileged: we are root outside any namespace of ours.
+        uid_map: `/proc/self/uid_map`.
+    """
+    inside = 0 if runtime.needs_root_id else INSIDE_ID
+    ourselves = BoxUsers(None, (IdMapping(container_id=inside, host_id=0, size=1),))
+    if not privileged:
+        return ourselves
+    text = uid_map or Path("/proc/self/uid_map").read_text(encoding="ascii")
+    ranges = [[int(field) for field in line.split()] for line in text.splitlines()]
+    for job, root in ((_FIRST_JOB_ID + slot, _FIRST_ROOT_ID + slot), (65534, 65533)):
+        if all(any(a <= n < a + count for a, _, count in ranges) for n in (job, root)):
+            return BoxUsers(
+                Identity(job, job),
+                (
+                    IdMapping(container_id=0, host_id=root, size=1),
+                    IdMapping(container_id=INSIDE_ID, host_id=job, size=1),
+                ),
+            )
+    return ourselves
+
+
+async def _self_test(host: OciHost, users: BoxUsers) -> None:
+    box = OciBox(host, "self-test", users, "")
+    # A namespace for oneself is what any user may have unless the filter is there.
+    probe = ("sh", "-c", "cat /proc/self/status; unshare -U true 2>/dev/null && echo Unshared: yes")
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+    try:
+        result = await box.run(probe, request)
+    finally:
+        with contextlib.suppress(OSError):
+            await box.destroy()
+    if result.status not in (ExecStatus.OK, ExecStatus.EXIT) or not result.stdout:
+        raise UserError(_first_failure(host.runtime, result), fix=_fix(result))
+    seen = dict(
+        line.split(None, 1) for line in result.stdout.decode().splitlines() if len(line.split()) > 1
+    )
+    wanted_lines = {**_SELF_TEST_LINES, "Unshared:": None}
+    if host.runtime.counted_whole and "NoNewPrivs:" not in seen:
+        # gVisor does not say; it runs no program with the rights of its file's owner anyway.
+        del wanted_lines["NoNewPrivs:"]
+    for name, wanted in wanted_lines.items():
+        if seen.get(name) != wanted:
+            raise UserError(
+                f"a box of {host.runtime.name} runs with {name} {seen.get(name)} instead of "
+                f"{wanted}: it would not hold.",
+                fix=f"install another {host.runtime.name}, or choose another backend",
+            )
+
+
+def _first_failure(runtime: Runtime, result: ExecResult) -> str:
+    detail = result.message or result.stderr.decode("utf-8", "replace").strip()[:300]
+    return f"{runtime.name} {runtime.version} cannot run a box here: {detail or result.status}."
+
+
+def _fix(result: ExecResult) -> str:
+    if "seccomp" in result.message:
+        return "install a runtime built with libseccomp"
+    if os.getuid() != 0 and "newuidmap" in result.message:
+        return "sudo apt-get install uidmap"
+    return namespace_fix()

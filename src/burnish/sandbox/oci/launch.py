@@ -1,0 +1,247 @@
+"""One container that has everything but its command.
+
+    bundle, spawn the runtime --> launcher says READY --> control groups --> it waits
+                                                                              |
+                        the command and its input, in files of its inbox  <--'  go
+
+Nothing of the command is needed before `go`, so a container can be started ahead of time.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from burnish.sandbox.bubblewrap.children import child_pids, end_child, readable
+from burnish.sandbox.bubblewrap.pipes import Capture, above_shell
+from burnish.sandbox.oci.launcher import READY, SCRIPT, STARTED, STDIN
+
+_MAX_EARLY_BYTES = 64 * 2**10
+_GRACE_S = 5.0
+"""For a runtime to end once process 1 is dead; then it is stuck and is killed too."""
+_PID_TRIES, _PID_PAUSE_S = 5000, 0.001
+_MAX_PID = 2**22
+_ATTACH_AND_RUN = (
+    "/bin/sh",
+    "-c",
+    'n=$1; shift; while [ $n -gt 0 ]; do echo $$ >"$1" || exit 125; shift; n=$((n-1)); done; '
+    'exec "$@"',
+    "sh",
+)
+
+
+class Plan(NamedTuple):
+    """How to start containers for one box."""
+
+    command: Callable[[Path], list[str]]
+    """From the bundle to the runtime's command line."""
+    write_bundle: Callable[[Path], None]
+    """Fills a bundle: `config.json` and an empty `inbox`."""
+    attach: Callable[[int], Awaitable[None]] | None
+    """Moves process 1 into the control groups of the box."""
+    attach_runtime: tuple[str, ...]
+    """Instead: files of the control groups that the runtime itself joins."""
+    helpers: set[int]
+    """Pids of the keeper's own children, which are no strays. Kept by `OciLaunch`."""
+
+
+class MarkedCapture(Capture):
+    """stderr of a container: ours up to STARTED, then the program's."""
+
+    def __init__(self) -> None:
+        """Make the pipes."""
+        super().__init__()
+        self._early = b""
+        self._started = False
+        self.started_fd, self._started_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the launcher waits."""
+        return READY in self._early or self._started
+
+    def pump(self) -> bool:
+        """Take what is there; False at the end."""
+        return self._read_once()
+
+    def finish(self) -> bytes:
+        """What the program wrote; if it never started, what the runtime or the launcher did."""
+        kept = super().finish()
+        return kept if self._started else self._early.replace(READY, b"")
+
+    def close(self) -> None:
+        """Free our descriptors."""
+        super().close()
+        os.close(self.started_fd)
+        os.close(self._started_in)
+
+    def _keep(self, chunk: bytes) -> None:
+        if not self._started:
+            head, mark, chunk = (self._early + chunk).partition(STARTED)
+            self._early = head[-_MAX_EARLY_BYTES:]
+            if not mark:
+                return
+            self._started = True
+            os.write(self._started_in, b"s")
+        if chunk:
+            super()._keep(chunk)
+
+
+class OciLaunch:
+    """One container. Every way out leads through `end` and `close`."""
+
+    def __init__(self, plan: Plan, bundle: Path) -> None:
+        """Start it.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        self._plan = plan
+        self._bundle = bundle
+        bundle.mkdir(mode=0o711)
+        plan.write_bundle(bundle)
+        self._init_fd: int | None = None
+        self.stdout: Capture = Capture()
+        self._marked = MarkedCapture()
+        self.stderr: Capture = self._marked
+        self.started_fd = self._marked.started_fd
+        go, self._go = os.pipe2(os.O_CLOEXEC)
+        # Sources must not be where a target goes, or one would overwrite the other.
+        placed = {
+            target: above_shell(source)
+            for target, source in enumerate((go, self.stdout.write_fd, self.stderr.write_fd))
+        }
+        try:
+            self.monitor_pid = _spawn(plan, bundle, placed)
+        except OSError:
+            self.close()
+            raise
+        finally:
+            for descriptor in placed.values():
+                os.close(descriptor)
+        plan.helpers.add(self.monitor_pid)
+
+    async def prepare(self) -> None:
+        """Bring the container to where it waits for its command.
+
+        If the runtime fails this returns too: it is dead then and stderr says why.
+
+        Raises:
+            OSError: the control groups refused.
+        """
+        loop = asyncio.get_running_loop()
+        something = asyncio.Event()
+        loop.add_reader(self.stderr.read_fd, something.set)
+        ended = asyncio.ensure_future(readable(os.pidfd_open(self.monitor_pid)))
+        ended.add_done_callback(lambda _: something.set())
+        try:
+            while not self._marked.ready and not ended.done():
+                await something.wait()
+                something.clear()
+                if not self._marked.pump():
+                    loop.remove_reader(self.stderr.read_fd)
+        finally:
+            loop.remove_reader(self.stderr.read_fd)
+            ended.cancel()
+            await asyncio.wait((ended,))
+        if self._marked.ready:
+            pid = await self._process_1()
+            # It waits for us, so the number is still its own.
+            self._init_fd = os.pidfd_open(pid)
+            if self._plan.attach is not None:
+                await self._plan.attach(pid)
+
+    def go(self, stdin: bytes, script: bytes) -> None:
+        """Give the launcher its command."""
+        inbox = self._bundle / "inbox"
+        (inbox / STDIN).write_bytes(stdin)
+        (inbox / SCRIPT).write_bytes(script)
+        try:
+            os.write(self._go, b"\n")
+        except BrokenPipeError:
+            return
+
+    async def end(self) -> tuple[int, float]:
+        """Kill what is left; nothing of the box lives afterwards.
+
+        Returns the runtime's status (or minus the signal that killed it) and the CPU seconds of
+        all.
+        """
+        if self._init_fd is not None:
+            _kill(self._init_fd)
+            await _dead_within(os.pidfd_open(self.monitor_pid), _GRACE_S)
+        ended = await end_child(self.monitor_pid)
+        assert ended is not None, "somebody else reaped the monitor"
+        self._plan.helpers.discard(self.monitor_pid)
+        if self._init_fd is not None:
+            await _dead_within(self._init_fd, None)
+            self._init_fd = None
+        cpu_s = ended.cpu_s
+        # Process 1 if the runtime was killed, and what gVisor leaves to us: zombies of its own.
+        for pid in child_pids():
+            if pid not in self._plan.helpers:
+                stray = await end_child(pid)
+                cpu_s += stray.cpu_s if stray else 0.0
+        return ended.wait_code, cpu_s
+
+    def close(self) -> None:
+        """Free our descriptors and files; call once."""
+        self.stdout.close()
+        self.stderr.close()
+        os.close(self._go)
+        shutil.rmtree(self._bundle)
+
+    async def _process_1(self) -> int:
+        """Some runtimes write its number only after they have let it go.
+
+        Raises:
+            OSError: what was written is no number, or nothing was.
+        """
+        for _ in range(_PID_TRIES):
+            # All of them write it at once, so it is empty or whole.
+            if (pid := parse_pid(self._bundle / "pid")) is not None:
+                return pid
+            await asyncio.sleep(_PID_PAUSE_S)
+        raise OSError(0, "the runtime does not say which process it started")
+
+
+def parse_pid(file: Path) -> int | None:
+    """None if it is absent, empty or no number of a process."""
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isdigit() and 1 < int(text) <= _MAX_PID else None
+
+
+def _spawn(plan: Plan, bundle: Path, placed: dict[int, int]) -> int:
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in placed.items()]
+    command = plan.command(bundle)
+    if files := plan.attach_runtime:
+        command = [*_ATTACH_AND_RUN, str(len(files)), *files, *command]
+    return os.posix_spawn(
+        command[0],
+        command,
+        {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        file_actions=actions,
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores both
+        setsid=True,
+    )
+
+
+def _kill(pidfd: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+async def _dead_within(pidfd: int, deadline_s: float | None) -> None:
+    """Wait for a death that is under way; the descriptor is closed."""
+    try:
+        await asyncio.wait_for(readable(pidfd), deadline_s)
+    except TimeoutError:
+        return

@@ -1,0 +1,40 @@
+"""The shell that waits in a container for its command. Pure: the same input gives the same text.
+
+It cannot be handed descriptors (gVisor passes none), so it reads the command from files that lie on
+a read-only mount, and reports on stderr before anything but ours has run:
+
+    READY  --> the runtime has done its part      (we write a line to its stdin)
+    STARTED -> limits are set, the program is next
+
+As process 1 it stays the parent of the program. It takes in orphans, and it is the last to go.
+"""
+
+import shlex
+from collections.abc import Mapping
+
+from burnish.sandbox.commands import BASE_ENV, WORK
+
+SHELL = "/bin/sh"
+INBOX = "/run/box"
+"""Where the box sees `SCRIPT` and `STDIN`, and cannot write."""
+SCRIPT, STDIN = "script", "stdin"
+READY = b"burnish: ready\n"
+STARTED = b"burnish: started\n"
+
+LAUNCHER = (SHELL, "-c", f"echo {READY.decode().strip()!r} >&2 && read -r go && . {INBOX}/{SCRIPT}")
+
+
+def launcher_script(
+    argv: tuple[str, ...], env: Mapping[str, str], cwd: str, ulimits: list[str]
+) -> bytes:
+    """Runs the program under its limits and passes on how it ended.
+
+    The parent closes its own stderr, on which a shell would comment the death of its child.
+    """
+    words = [f"exec 2>&3 3>&- <{INBOX}/{STDIN}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
+    words += [f"export {name}={shlex.quote(value)}" for name, value in {**BASE_ENV, **env}.items()]
+    if cwd != WORK:
+        words.append(f"cd -- {shlex.quote(cwd)}")
+    words += [f"echo {STARTED.decode().strip()!r} >&2", f"exec {shlex.join(argv)}"]
+    lines = ("exec 3>&2 2>/dev/null", f"( {' && '.join(words)} )", "exit $?", "")
+    return "\n".join(lines).encode("utf-8", "surrogateescape")

@@ -1,0 +1,163 @@
+"""The runtimes: where they are, how they are called, and what each one lacks."""
+
+import os
+import re
+import shutil
+import subprocess
+from enum import StrEnum
+from pathlib import Path
+
+from burnish.core.boxes import Isolation
+from burnish.core.errors import UserError
+from burnish.core.records import Record
+
+_SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_VERSION_DEADLINE_S = 5.0
+SENTRY_BYTES = 128 * 2**20
+"""What gVisor itself may use beside the program; 40 to 70 MiB were seen."""
+
+
+class RuntimeName(StrEnum):
+    """What can run a container."""
+
+    CRUN = "crun"
+    """The host's kernel; the fastest."""
+    RUNC = "runc"
+    """The host's kernel."""
+    RUNSC = "runsc"
+    """gVisor: a kernel of its own in user space."""
+
+
+class FilterForm(StrEnum):
+    """How a runtime takes our system-call filter."""
+
+    BYTES = "bytes"
+    """The very filter of the other backends, as an annotation."""
+    NAMES = "names"
+    """As the specification's section of names."""
+
+
+class Runtime(Record, frozen=True, kw_only=True):
+    """A runtime that is installed here."""
+
+    name: RuntimeName
+    path: str
+    version: str
+    """As printed."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend."""
+        return "gvisor" if self.name is RuntimeName.RUNSC else f"oci-{self.name}"
+
+    @property
+    def isolation(self) -> Isolation:
+        """What stands between a box and this machine."""
+        own_kernel = self.name is RuntimeName.RUNSC
+        return Isolation.USER_KERNEL if own_kernel else Isolation.NAMESPACES
+
+    @property
+    def filter_form(self) -> FilterForm:
+        """How it takes the filter."""
+        return FilterForm.BYTES if self.name is RuntimeName.CRUN else FilterForm.NAMES
+
+    @property
+    def needs_root_id(self) -> bool:
+        """Whether the box's user namespace must have a user 0."""
+        return self.name is not RuntimeName.CRUN
+
+    @property
+    def counted_whole(self) -> bool:
+        """Whether control groups hold the runtime too: its processes are the box's kernel."""
+        return self.name is RuntimeName.RUNSC
+
+    def command(self, *, state: Path, bundle: Path, box: str, rootless: bool) -> list[str]:
+        """Runs a container in the foreground; its status is the container's.
+
+        Args:
+            state: directory for its own records, of this container alone.
+            bundle: directory with `config.json`; the pid of process 1 is written to `pid` in it.
+            box: id of the container.
+            rootless: we are not root outside our user namespace.
+        """
+        run = ["run", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), box]
+        start = [self.path, "--root", str(state)]
+        if self.name is RuntimeName.CRUN:
+            return [*start, "--cgroup-manager=disabled", *run]
+        if self.name is RuntimeName.RUNC:
+            # A session keyring for each container would fill the user's quota of keys. The filter
+            # denies all calls on keys.
+            return [*start, "--rootless", "true", "run", "--no-new-keyring", *run[1:]]
+        options = ["--network=none", "--platform=ptrace", "--ignore-cgroups", "--oci-seccomp"]
+        return [*start, *options, *(["--rootless"] if rootless else []), *run]
+
+
+_PACKAGES = {
+    RuntimeName.CRUN: "sudo apt-get install crun",
+    RuntimeName.RUNC: "sudo apt-get install runc",
+    RuntimeName.RUNSC: "sudo apt-get install runsc",
+}
+
+
+def find_runtime(name: str, search_path: str | None = None) -> Runtime:
+    """Where a runtime is.
+
+    Args:
+        name: one of `RuntimeName`; `podman` and `docker` mean the runtime that they bring.
+        search_path: directories to look in; by default PATH and the system's own.
+
+    Raises:
+        UserError: it is not installed, or not known.
+    """
+    if name in _ENGINES:
+        return _runtime_of_engine(name, search_path)
+    if name not in set(RuntimeName):
+        known = ", ".join([*RuntimeName, *_ENGINES])
+        raise UserError(f"there is no container runtime {name!r} here.", fix=f"one of {known}")
+    known_name = RuntimeName(name)
+    path = _which(name, search_path)
+    if path is None:
+        raise UserError(f"{name} is not installed.", fix=_PACKAGES[known_name])
+    return Runtime(name=known_name, path=path, version=_version(path))
+
+
+_ENGINES = {"podman": (RuntimeName.CRUN, RuntimeName.RUNC), "docker": (RuntimeName.RUNC,)}
+"""Engines bring a runtime, and a daemon or monitor that only stands between it and us."""
+
+
+def _runtime_of_engine(engine: str, search_path: str | None) -> Runtime:
+    for name in _ENGINES[engine]:
+        if (path := _which(name, search_path)) is not None:
+            return Runtime(name=name, path=path, version=_version(path))
+    wanted = " or ".join(_ENGINES[engine])
+    raise UserError(
+        f"{engine} boxes run on its runtime, {wanted}, which is not installed.",
+        fix=_PACKAGES[_ENGINES[engine][0]],
+    )
+
+
+def _which(name: str, search_path: str | None) -> str | None:
+    if search_path is None:
+        search_path = os.environ.get("PATH", "") + ":" + _SYSTEM_PATH
+    return shutil.which(name, path=search_path)
+
+
+def _version(path: str) -> str:
+    try:
+        said = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=_VERSION_DEADLINE_S,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{path} does not run: {error}.", fix="reinstall it") from error
+    return parse_version(said)
+
+
+def parse_version(text: str) -> str:
+    """From the first line, such as `runc version 1.1.5`; empty if it says nothing like that."""
+    found = re.match(r"\S+ version:? (?:release-)?(\S{1,40})", text)
+    return found[1] if found else ""
