@@ -121,7 +121,8 @@ def _open_zstd(raw: io.BufferedReader) -> Iterator[BinaryIO]:
             "the archive is compressed with zstd, which is not installed.",
             fix="sudo apt-get install zstd",
         )
-    raw.seek(0)
+    # Not `seek`, which may move within the buffer only.
+    os.lseek(raw.fileno(), 0, os.SEEK_SET)
     child = subprocess.Popen(
         [tool, "-d", "-c", "-q"],
         stdin=raw.fileno(),

@@ -49,10 +49,12 @@ class TarReader:
         """Read nothing yet."""
         self._stream = stream
         self._limits = limits
+        self.num_entries = 0
+        """Members so far."""
+        self.data_bytes = 0
+        """Content of all members so far."""
         self._global: dict[bytes, bytes] = {}
-        self._num_entries = 0
         self._header_bytes = 0
-        self._data_bytes = 0
         self._unread = 0
         self._padding = 0
         self._extents: tuple[Extent, ...] = ()
@@ -76,8 +78,8 @@ class TarReader:
                     name = b"path" if kind == b"L" else b"linkpath"
                     extended.setdefault(name, payload.split(b"\0", 1)[0])
                 continue
-            self._num_entries += 1
-            if self._num_entries > self._limits.num_entries:
+            self.num_entries += 1
+            if self.num_entries > self._limits.num_entries:
                 raise ValueError(f"more than {self._limits.num_entries:,} members")
             yield self._entry(header, {**self._global, **extended})
             extended = {}
@@ -135,8 +137,8 @@ class TarReader:
         )
 
     def _account(self, name: bytes, apparent: int, data: int) -> None:
-        self._data_bytes += data
-        if self._data_bytes > self._limits.data_bytes:
+        self.data_bytes += data
+        if self.data_bytes > self._limits.data_bytes:
             raise ValueError(f"more than {self._limits.data_bytes:,} bytes of content")
         if apparent > self._limits.file_bytes:
             raise ValueError(f"{show(name)} has {apparent:,} bytes: too many")
