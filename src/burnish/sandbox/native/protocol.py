@@ -53,6 +53,11 @@ owner -> init
               to /work. -> DONE, or ERROR
     GET       u64 limit_bytes, str path [file to write to]
               -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)
+    PYTHON    the body of EXEC, then u32 kind (`PythonKind`), u32 options (`PythonOption`), str source
+              [stdin, stdout, stderr]
+              As EXEC, in an interpreter that already runs, with its modules imported. `source` is
+              code, a path or a module's name; the arguments are sys.argv[1:]. Only boxes whose
+              helper is a template (see `fallback`) take it; others: ERROR ENOSYS.
     LISTEN    u16 port. On 127.0.0.1 in the box's network. -> DONE [listening socket], or ERROR
 
 init -> owner
@@ -89,6 +94,7 @@ class Op(IntEnum):
     PUT = 34
     GET = 35
     LISTEN = 36
+    PYTHON = 37
     READY = 64
     CREATED = 65
     DONE = 66
@@ -138,3 +144,21 @@ class Ending(IntEnum):
     """The program could not be executed; `code` is the errno of the failing step."""
     KILLED = 4
     """KILL was received; `code` is 0."""
+
+
+class PythonKind(IntEnum):
+    """What the source of PYTHON is."""
+
+    CODE = 0
+    """Program text, as after `python -c`."""
+    SCRIPT = 1
+    """Path of a file, directory or zip file."""
+    MODULE = 2
+    """Name, as after `python -m`."""
+
+
+class PythonOption(IntFlag):
+    """How PYTHON differs from plain `python`."""
+
+    ISOLATED = 1
+    """As `python -I`: neither the script's directory nor PYTHONPATH is searched for modules."""

@@ -1,0 +1,124 @@
+"""From clone to init: what the first process of a box does before it serves commands."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from typing import NamedTuple, NoReturn
+
+from ..protocol import Op
+from . import kernel
+from .init import Init
+from .python_job import Importing
+from .root import build_root
+from .stage import Stage
+from .wire import Channel
+
+NAMESPACES = (
+    kernel.NEW_USER
+    | kernel.NEW_MOUNTS
+    | kernel.NEW_PID
+    | kernel.NEW_NETWORK
+    | kernel.NEW_IPC
+    | kernel.NEW_UTS
+)
+_INIT_CAPABILITIES = (
+    kernel.CAP_SETUID,
+    kernel.CAP_SETGID,
+    kernel.CAP_SETPCAP,
+    kernel.CAP_KILL,
+)
+PACKAGE_CAPABILITIES = (
+    kernel.CAP_CHOWN,
+    kernel.CAP_DAC_OVERRIDE,
+    kernel.CAP_FOWNER,
+    kernel.CAP_FSETID,
+    kernel.CAP_SETUID,
+    kernel.CAP_SETGID,
+    kernel.CAP_KILL,
+    kernel.CAP_SYS_CHROOT,
+    kernel.CAP_SETFCAP,
+)
+_HOSTNAME = "box"
+
+
+class Plan(NamedTuple):
+    """What a box is to be."""
+
+    layers: list[str]
+    """Where its layers are attached, the writable one first."""
+    shm_bytes: int
+    packages: bool
+    deterministic: bool
+    network: bool
+    """It is in a network namespace of its own."""
+    warm: bool
+    """It runs Python jobs."""
+
+
+def run_box(stage: Stage, plan: Plan, control: socket.socket, go: int) -> NoReturn:
+    """Wait for the go, build the box, report, serve. Never returns to the helper's code."""
+    channel = Channel(control)
+    try:
+        if os.read(go, 1) != b"g":
+            os._exit(1)
+        _build(stage, plan, control)
+    except OSError as error:
+        channel.send_error(0, error.errno or 0, str(error))
+        os._exit(1)
+    # From here on nothing may be imported: what the box holds under that name is not ours.
+    paths, finders = sys.path[:], sys.meta_path[:]
+    sys.path.clear()
+    sys.meta_path.clear()
+    channel.send(Op.READY, 0)
+    importing = Importing(paths, finders) if plan.warm else None
+    packages = PACKAGE_CAPABILITIES if plan.packages else ()
+    init = Init(channel, stage.users, stage.job_uid, packages, importing)
+    os._exit(init.serve())
+
+
+def become_root(stage: Stage) -> None:
+    """Take the box's id 0 and its life: the process ends with the helper."""
+    if stage.users.num_ids > 1:
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    kernel.die_with_parent()
+
+
+def _build(stage: Stage, plan: Plan, control: socket.socket) -> None:
+    become_root(stage)
+    build_root(stage, plan.layers, plan.shm_bytes)
+    kernel.unshare(kernel.NEW_CGROUP)
+    socket.sethostname(_HOSTNAME)
+    if plan.network:
+        kernel.start_loopback()
+    if plan.deterministic:
+        kernel.fix_addresses()
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    _keep_only(control)
+    os.setsid()
+    os.umask(0o022)
+    extra = PACKAGE_CAPABILITIES if plan.packages else ()
+    kernel.bound_capabilities(extra)
+    kernel.tie_capabilities_to_root(False)
+    last = stage.users.init
+    os.setresgid(last, last, last)
+    os.setresuid(last, last, last)
+    kernel.set_capabilities(tuple({*_INIT_CAPABILITIES, *extra}))
+    # Changes of user cleared it.
+    kernel.die_with_parent()
+    kernel.no_new_privileges()
+    kernel.load_filter(stage.filter)
+    kernel.set_dumpable(False)
+
+
+def _keep_only(control: socket.socket) -> None:
+    """Descriptor 3 becomes the control socket, 0 to 2 lead nowhere, all others go."""
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    kept = os.dup2(control.detach(), 3, inheritable=False)
+    kernel.close_from(4)
+    control.__init__(fileno=kept)  # type: ignore[misc]

@@ -1,0 +1,112 @@
+"""Writable and frozen layers: each a tmpfs of its own, held by the descriptor of its mount.
+
+u    the overlay's upper directory; of a frozen layer, its files
+w    the overlay's work directory
+s    /dev/shm of a box whose shared memory counts as disk
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Sequence
+
+from . import kernel
+from .users import Users
+
+
+class Layer:
+    """A tmpfs that is attached nowhere, except while a box starts."""
+
+    def __init__(self, size_bytes: int, num_inodes: int, users: Users) -> None:
+        """Empty, with room for `size_bytes`."""
+        self._tree = kernel.new_tree(
+            "tmpfs",
+            kernel.NO_SETUID | kernel.NO_DEVICES,
+            size=size_bytes,
+            nr_inodes=num_inodes,
+            mode="0755",
+        )
+        for name, mode in (("u", 0o755), ("w", 0o755), ("s", 0o1777)):
+            os.mkdir(name, 0o700, dir_fd=self._tree)
+            os.chown(name, users.first_uid, users.first_gid, dir_fd=self._tree)
+            os.chmod(name, mode, dir_fd=self._tree)
+
+    def open_upper(self) -> int:
+        """A descriptor of `u`."""
+        return os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written to `u`."""
+        descriptor = self.open_upper()
+        try:
+            with os.scandir(descriptor) as entries:
+                return next(entries, None) is None
+        finally:
+            os.close(descriptor)
+
+    def resize(self, size_bytes: int, num_inodes: int) -> None:
+        """Change the room.
+
+        Raises:
+            OSError: EINVAL if more is in use.
+        """
+        kernel.reconfigure(self._tree, size=size_bytes, nr_inodes=num_inodes)
+
+    def attach(self, path: str) -> None:
+        """Mount it, and from now on hold a second mount of it: a mount can be moved only once.
+
+        Kernels before 6.15 copy only what is attached, so that copy is made here.
+        """
+        kernel.attach(self._tree, path)
+        copy = kernel.copy_tree(path, recursive=False)
+        os.close(self._tree)
+        self._tree = copy
+
+    def forget_shared_memory(self) -> None:
+        """Empty `s`: it is no part of a frozen layer."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open("s", flags, dir_fd=self._tree)
+        try:
+            _empty(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go; the files stay while a box uses them."""
+        os.close(self._tree)
+
+
+def attach_all(layers: Sequence[Layer], base: str) -> list[str]:
+    """Mount each at `<base>/l/<n>`; detach what is returned."""
+    paths: list[str] = []
+    try:
+        for number, layer in enumerate(layers):
+            layer.attach(f"{base}/l/{number}")
+            paths.append(f"{base}/l/{number}")
+    except OSError:
+        detach_all(paths)
+        raise
+    return paths
+
+
+def detach_all(paths: Sequence[str]) -> None:
+    """Undo `attach_all`."""
+    for path in paths:
+        kernel.detach(path)
+
+
+def _empty(folder: int) -> None:
+    """Delete all below an open directory, never through a link; hostile depth costs no stack."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    while names := os.listdir(folder):
+        for name in names:
+            try:
+                os.unlink(name, dir_fd=folder)
+                continue
+            except IsADirectoryError:
+                child = os.open(name, flags, dir_fd=folder)
+            # What is in it moves up, under names that cannot clash.
+            for item in os.listdir(child):
+                os.rename(item, os.urandom(16).hex(), src_dir_fd=child, dst_dir_fd=folder)
+            os.close(child)
+            os.rmdir(name, dir_fd=folder)

@@ -1,0 +1,67 @@
+"""The entry: a helper, or a template of warm Python jobs."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+
+from ..protocol import Op
+from . import kernel
+from .hello import parse_hello
+from .helper import Helper
+from .stage import make_stage
+from .template import Wish, launch, read_sources, serve_template
+from .wire import Channel, Malformed, close_all, read_all
+
+_SITE = ("site", "no-site")
+_USAGE = "usage: FD | --template FD INTERPRETER site|no-site PATH:PATH... [MODULE...]"
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status."""
+    if arguments == ["--serve"]:
+        return serve_template()
+    wish = None
+    if len(arguments) >= 5 and arguments[0] == "--template" and arguments[3] in _SITE:
+        _, number, interpreter, site, paths, *modules = arguments
+        found = [path for path in paths.split(":") if path]
+        wish = Wish(interpreter, site == "site", found, modules)
+    elif len(arguments) == 1:
+        number = arguments[0]
+    else:
+        number = ""
+    if not number.isdigit():
+        sys.stderr.write(_USAGE + "\n")
+        return 2
+    return serve(Channel(socket.socket(fileno=int(number))), wish)
+
+
+def serve(channel: Channel, wish: Wish | None) -> int:
+    """Wait for HELLO, build the stage, then serve or become the launcher of a template."""
+    try:
+        message = channel.receive()
+        if message is None:
+            return 0
+        if message.op != Op.HELLO or len(message.fds) != 1:
+            close_all(message.fds)
+            raise Malformed("HELLO with a filter comes first")
+        hello = parse_hello(message)
+    except Malformed as error:
+        sys.stderr.write(f"sandbox helper: {error}\n")
+        return 1
+    program = read_all(message.fds[0])
+    close_all(message.fds)
+    sources = read_sources() if wish is not None else {}
+    try:
+        stage = make_stage(hello, program)
+    except OSError as error:
+        channel.send_error(message.id, error.errno or 0, str(error))
+        return 1
+    if wish is not None:
+        return launch(channel, message, stage, wish, sources)
+    kernel.rename_process(b"burnish-box")
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    return Helper(channel, stage).serve(message.id)
