@@ -5,9 +5,14 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 
+_LAST_WORK_S = 5.0
+
 
 class LoopThread:
-    """Starts with the first call, ends with `close`. Usable from any thread and loop."""
+    """Starts with the first call, ends with `close`.
+
+    Usable from any thread and loop.
+    """
 
     def __init__(self, name: str) -> None:
         """Starts nothing yet."""
@@ -31,17 +36,29 @@ class LoopThread:
         done = asyncio.run_coroutine_threadsafe(working(), self._running())
         await asyncio.shield(asyncio.wrap_future(done))
 
-    async def close(self) -> None:
-        """End the loop and the thread; its tasks are cancelled. May be called again."""
+    async def close(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Do one last thing, wait for what else is running, end the thread.
+
+        May be called again, by several at once: all return when it has ended.
+        """
         with self._lock:
             first, self._closed = not self._closed, True
             loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
         if first:
-            loop.call_soon_threadsafe(loop.stop)
+            asyncio.run_coroutine_threadsafe(self._finish(last), loop)
         await asyncio.shield(asyncio.wrap_future(self._ended))
         thread.join()
+
+    async def _finish(self, last: Callable[[], Awaitable[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await last()
+            if others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.wait(others, timeout=_LAST_WORK_S)
+        finally:
+            loop.stop()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:

@@ -4,6 +4,7 @@ The proxy runs in a thread with a loop of its own, so that a busy or ended loop 
 stops the traffic of a box. The thread starts with the first attachment and ends with `close`.
 """
 
+import asyncio
 import os
 import socket
 import time
@@ -138,12 +139,13 @@ class AllowListNetwork:
         proxy = BoxProxy(box_id, rules, self._outside, self._bounds, sink=self._sink, now=self._now)
         listener = await listen(PROXY_PORT)
         # From here nothing waits: a cancelled caller cannot leave a proxy that nobody knows.
+        self._proxies.add(proxy)
         try:
             self._thread.call(lambda: proxy.start(listener))
         except RuntimeError:
+            self._proxies.discard(proxy)
             listener.close()
             raise
-        self._proxies.add(proxy)
         return proxy
 
     async def end(self, proxy: BoxProxy) -> None:
@@ -158,11 +160,14 @@ class AllowListNetwork:
 
     async def close(self) -> None:
         """Cut all boxes and end the thread. May be called again."""
-        for proxy in tuple(self._proxies):
-            await self.end(proxy)
-        await self._thread.close()
+        await self._thread.close(self._close_all)
         if self._own_resolver is not None:
             self._own_resolver.close()
+
+    async def _close_all(self) -> None:
+        proxies = tuple(self._proxies)
+        self._proxies.clear()
+        await asyncio.gather(*(proxy.close() for proxy in proxies))
 
 
 def unix_listener(path: Path) -> Listen:
