@@ -11,6 +11,20 @@ _HELP = """Post-train language models with reinforcement learning, from a laptop
 Files describe runs, flags describe actions. Every verb takes --json. --debug keeps tracebacks.
 """
 
+_SANDBOX_HELP = """Boxes for code that nobody trusts: no network, no privileges, hard limits.
+
+A daemon of yours holds them from one command to the next. It starts with
+the first box and ends by itself ten minutes after the last.
+"""
+
+_EXEC_HELP = """Run a command in a box: burnish sandbox exec ID [options] -- CMD...
+
+Standard input is passed on, to its end; < /dev/null gives none. Files stay
+for the next command, processes end. Exit status: the command's; 124 after
+the time limit, 125 if the box failed, 128+n for signal n, 137 for other
+limits, 2 for a mistake in the line.
+"""
+
 
 def build_app() -> App:
     """The command line. Help texts of the verbs stand here so that --help imports none of them."""
@@ -43,4 +57,33 @@ def build_app() -> App:
         "burnish.cli.config:explain", name="explain", help="Value, origin and meaning of a key."
     )
     app.command(config)
+    app.command(_sandbox(options))
     return app
+
+
+def _sandbox(options: dict[str, Any]) -> App:
+    sandbox = App(name="sandbox", help=_SANDBOX_HELP, **options)
+    verbs = {
+        "create": ("burnish.cli.sandbox:create", "Make a box and print its id."),
+        "exec": ("burnish.cli.sandbox_exec:execute", _EXEC_HELP),
+        "list": ("burnish.cli.sandbox:list_boxes", "List the boxes."),
+        "destroy": ("burnish.cli.sandbox:destroy", "End boxes."),
+        "snapshot": ("burnish.cli.sandbox_state:snapshot", "Freeze the files of a box."),
+        "rollback": ("burnish.cli.sandbox_state:rollback", "Back to a snapshot."),
+        "fork": ("burnish.cli.sandbox_state:fork", "Make boxes with the files of another."),
+        "export": ("burnish.cli.sandbox_state:export", "Write what a box changed to a tar."),
+        "import": ("burnish.cli.sandbox_state:import_", "Put the files of a tar into a box."),
+        "stats": ("burnish.cli.sandbox:stats", "How the daemon of the boxes is doing."),
+        "stop": ("burnish.cli.sandbox:stop", "End the daemon and all boxes."),
+        "sweep": ("burnish.cli.sandbox:sweep", "Remove what killed processes left behind."),
+        "serve": ("burnish.cli.sandbox_serve:serve", "Lend boxes of this machine to others."),
+    }
+    for name, (target, text) in verbs.items():
+        sandbox.command(target, name=name, help=text)
+    audit = App(name="audit", help="What was done in boxes, by their logs.", **options)
+    audit.command(
+        "burnish.cli.sandbox_audit:verify", name="verify", help="Find what was done to logs."
+    )
+    audit.command("burnish.cli.sandbox_audit:show", name="show", help="Print a log.")
+    sandbox.command(audit)
+    return sandbox

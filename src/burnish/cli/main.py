@@ -19,10 +19,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 done, 1 our fault, 2 the user's, 130 interrupted."""
     _replace_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments
+    # What follows -- belongs to somebody else's command.
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in ours
     if debug:
         arguments.remove("--debug")
-    with ErrorsForPeople(debug=debug, as_json="--json" in arguments):
+    with ErrorsForPeople(debug=debug, as_json="--json" in ours):
         from burnish.cli.app import build_app
 
         status = build_app()(arguments, exit_on_error=False, print_error=False)

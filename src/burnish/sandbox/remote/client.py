@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import re
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,22 +12,14 @@ import msgspec
 
 from burnish.core.boxes import (
     Capabilities,
-    ExecResult,
-    ExecStatus,
     Feature,
-    Limits,
     Policy,
     Sandbox,
-    Snapshot,
-    StatefulSandbox,
-    Usage,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.core.records import Record
-from burnish.sandbox.commands import WORK, check_argv
-from burnish.sandbox.files import split_path
-from burnish.sandbox.limits import check_enforced, check_limits, check_policy
+from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
+from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
 from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
@@ -38,8 +27,6 @@ from burnish.sandbox.remote.wire import Wire
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-R = TypeVar("R", bound=Record)
-_BOX_ID = re.compile(r"[0-9a-z]{1,64}")
 
 _BEATS_PER_LEASE = 4
 
@@ -116,13 +103,25 @@ class RemotePool:
         return self._acquired(image, policy)
 
     async def create(
-        self, image: str | None = None, policy: Policy | None = None, *, detached: bool = False
+        self,
+        image: str | None = None,
+        policy: Policy | None = None,
+        *,
+        detached: bool = False,
+        wait_s: float | None = None,
     ) -> m.BoxInfo:
-        """A box that the caller must `destroy`, or that goes with this pool unless `detached`."""
+        """A box that the caller must `destroy`, or that goes with this pool unless `detached`.
+
+        Args:
+            image: see `acquire`.
+            policy: see `acquire`.
+            detached: it lives until it is destroyed. Only the daemon of a user allows that.
+            wait_s: how long to wait for it; None: as the pool was told.
+        """
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         request = m.CreateBox(image=image, policy=policy, detached=detached)
-        limit_s = self._timeout_s
+        limit_s = self._timeout_s if wait_s is None else wait_s
 
         async def work() -> m.BoxInfo:
             self._beat()
@@ -137,17 +136,15 @@ class RemotePool:
             what = f"all {self.max_boxes} boxes are in use: none was free in {limit_s:g} s"
             raise RemoteFailure(ProblemKind.BUSY, self.url, what) from error
 
-    def attach(self, box_id: str) -> "RemoteBox":
+    def attach(self, box_id: str) -> RemoteBox:
         """A box that exists already; stays as it is when this pool is closed."""
-        self._check_id(box_id)
         stateful = Feature.SNAPSHOTS in self._info.capabilities.features
         return RemoteStatefulBox(self, box_id) if stateful else RemoteBox(self, box_id)
 
     async def destroy(self, box_id: str, *, strict: bool = False) -> None:
         """End a box. One that is gone already is fine, unless `strict`."""
-        self._check_id(box_id)
-        query = "?strict" if strict else ""
-        await self.run(lambda: self._wire.delete(f"/v1/boxes/{box_id}{query}"))
+        path = box_path(box_id, self.url) + ("?strict" if strict else "")
+        await self.run(lambda: self._wire.delete(path))
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
         """All boxes of the server, also of its other clients."""
@@ -208,11 +205,6 @@ class RemotePool:
             # Its lease ends it; to raise here would hide what the box was used for.
             _LOG.warning("box %s was not destroyed: %s", box_id, error)
 
-    def _check_id(self, box_id: str) -> None:
-        # It becomes part of a path.
-        if not _BOX_ID.fullmatch(box_id):
-            raise RemoteFailure(ProblemKind.NO_BOX, self.url, "there is no box of that name")
-
     def _beat(self) -> None:
         if self._beating is None:
             self._beating = asyncio.get_running_loop().create_task(self._beat_for_ever())
@@ -241,153 +233,3 @@ class RemotePool:
     def _end_thread(self) -> None:
         if not self._shared_thread:
             self._thread.close()
-
-
-class RemoteBox:
-    """A box on a server."""
-
-    def __init__(self, pool: RemotePool, box_id: str) -> None:
-        """A box that the server has under this id."""
-        self._pool = pool
-        self._path = f"/v1/boxes/{box_id}"
-        self.id = box_id
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """See `Sandbox.write_file`.
-
-        Raises:
-            ValueError: `path` leaves `/work`, or `data` is more than the server takes.
-            OSError: what the box's file system said.
-            ClassifiedFailure: the box or the server is gone.
-        """
-        split_path(path)
-        await self._job("write", m.WriteFile(path=path, data=data), m.Done)
-
-    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """See `Sandbox.read_file`.
-
-        Raises:
-            ValueError: `path` leaves `/work`.
-            FileNotFoundError: absent, or not a regular file.
-            ClassifiedFailure: the box or the server is gone.
-        """
-        split_path(path)
-        request = m.ReadFile(path=path, limit_bytes=limit_bytes)
-        return (await self._job("read", request, m.FileData)).data
-
-    async def exec(
-        self,
-        argv: tuple[str, ...],
-        *,
-        stdin: bytes = b"",
-        limits: Limits | None = None,
-        env: dict[str, str] | None = None,
-        cwd: str = WORK,
-        keep: bool = False,
-    ) -> ExecResult:
-        """See `Sandbox.exec`. A server that is lost meanwhile is `ExecStatus.INFRA_ERROR`.
-
-        Raises:
-            ValueError: the command, environment or limits could not run on any machine.
-            UserError: a limit, or `keep`, that the server does not have.
-        """
-        limits = limits or Limits()
-        check_argv(argv, env or {}, cwd)
-        check_limits(limits)
-        check_enforced(limits, self._pool.capabilities)
-        request = m.Exec(
-            argv=tuple(os.fsencode(argument) for argument in argv),
-            stdin=stdin,
-            limits=limits,
-            env=env or {},
-            cwd=cwd,
-            keep=keep,
-        )
-        try:
-            return await self._job("exec", request, ExecResult)
-        except (OSError, ClassifiedFailure) as error:
-            return _infra_error(str(error))
-
-    async def _job(self, verb: str, message: Record, kind: type[R]) -> R:
-        path = f"{self._path}/{verb}"
-        return await self._pool.run(lambda: self._pool.wire.job(path, message, kind))
-
-
-class RemoteStatefulBox(RemoteBox):
-    """A box on a server whose boxes have snapshots."""
-
-    async def snapshot(self) -> Snapshot:
-        """See `StatefulSandbox.snapshot`; valid on this server."""
-        return await self._job("snapshot", m.Done(), Snapshot)
-
-    async def rollback(self, snapshot: Snapshot) -> None:
-        """See `StatefulSandbox.rollback`.
-
-        Raises:
-            UserError: the server has no such snapshot.
-        """
-        await self._job("rollback", m.Rollback(snapshot=snapshot.id), m.Done)
-
-    @asynccontextmanager
-    async def fork(
-        self, count: int, snapshot: Snapshot | None = None
-    ) -> AsyncIterator[tuple[StatefulSandbox, ...]]:
-        """See `StatefulSandbox.fork`."""
-        made = await self.fork_boxes(count, None if snapshot is None else snapshot.id)
-        try:
-            yield tuple(RemoteStatefulBox(self._pool, info.id) for info in made)
-        finally:
-            await asyncio.gather(*(self._pool.release(info.id) for info in made))
-
-    async def fork_boxes(self, count: int, snapshot_id: str | None = None) -> tuple[m.BoxInfo, ...]:
-        """Boxes that start alike and live as long as this one might."""
-        request = m.Fork(count=count, snapshot=snapshot_id)
-        return (await self._job("fork", request, m.Boxes)).boxes
-
-    async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
-        """See `StatefulSandbox.export_tar`; `destination` is whole or untouched.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        request = m.Export(snapshot=None if snapshot is None else snapshot.id)
-        made = await self._job("export", request, m.Exported)
-        temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            file = await asyncio.to_thread(open, temporary, "xb")
-            try:
-                wire = self._pool.wire
-                await self._pool.run(lambda: wire.download(made.file, file, made.num_bytes))
-            finally:
-                await asyncio.to_thread(file.close)
-            temporary.replace(destination)
-        finally:
-            temporary.unlink(missing_ok=True)
-        return made.digest
-
-    async def import_tar(self, source: Path) -> None:
-        """See `StatefulSandbox.import_tar`.
-
-        Raises:
-            OSError: it cannot be read.
-            ValueError: the archive tries to leave the box, or is larger than the server takes.
-        """
-        file = await asyncio.to_thread(open, source, "rb")
-        try:
-            name = await self._pool.run(lambda: self._pool.wire.upload(file))
-        finally:
-            await asyncio.to_thread(file.close)
-        await self._job("import", m.Import(file=name), m.Done)
-
-
-def _infra_error(message: str) -> ExecResult:
-    return ExecResult(
-        status=ExecStatus.INFRA_ERROR,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=" ".join(message.split()),
-    )

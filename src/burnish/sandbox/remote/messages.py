@@ -211,6 +211,8 @@ class BoxInfo(Record, frozen=True, kw_only=True):
 
     id: str
     """Unique on its server, and by its length anywhere."""
+    local_id: str
+    """Its id on the machine of the server, as in logs there."""
     image: str | None
     """What it was made from; None: the host's own programs."""
     policy: Policy

@@ -21,7 +21,7 @@ from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.server import SandboxServer
 
 _MIN_TOKEN_CHARS = 16
-_TOKEN_FIX = "(umask 077; openssl rand -hex 32 > FILE), then --token-file FILE on both sides"
+_TOKEN_FIX = "umask 077; openssl rand -hex 32 > FILE; then --token-file FILE"
 # Longest path of a Unix socket, its final NUL aside.
 _MAX_SOCKET_PATH = 107
 # Requests that are still under way at the end have been told so by then.
@@ -82,6 +82,7 @@ async def listening(
     except UserError:
         await pool.close()
         raise
+    address = config.socket.lstat() if config.socket is not None else None
     server = SandboxServer(pool, config, max_boxes=max_boxes, token=token, clock=clock)
     runner = web.AppRunner(
         server.application(),
@@ -97,7 +98,7 @@ async def listening(
         await runner.cleanup()
         sock.close()
         if config.socket is not None:
-            config.socket.unlink(missing_ok=True)
+            _unlink_own(config.socket, address)
 
 
 def read_token(path: Path) -> str:
@@ -200,6 +201,13 @@ def _listen_unix(path: Path) -> socket.socket:
     finally:
         os.umask(before)
     return sock
+
+
+def _unlink_own(path: Path, address: os.stat_result | None) -> None:
+    """Another server may have taken the path since ours was removed."""
+    with contextlib.suppress(FileNotFoundError):
+        if address is not None and os.path.samestat(path.lstat(), address):
+            path.unlink()
 
 
 def _remove_stale(path: Path) -> None:

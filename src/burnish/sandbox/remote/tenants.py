@@ -76,6 +76,7 @@ class Tenant:
         """How it looks from outside."""
         return BoxInfo(
             id=self.id,
+            local_id=self.box.id,
             image=self.image,
             policy=self.policy,
             detached=self.detached,

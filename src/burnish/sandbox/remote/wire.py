@@ -28,6 +28,7 @@ _CONNECT_S = 10.0
 _PAUSES_S = (0.1, 0.5, 2.0)
 """Between tries of a request that broke: its id makes sure that it runs once."""
 _BUSY_PAUSE_S = 0.5
+_BOUND = ("/v1/boxes/", "/v1/requests/", "/v1/files/")
 _NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
 _CHUNK_BYTES = 2**20
 
@@ -179,9 +180,7 @@ class Wire:
             except RemoteFailure as error:
                 if pause_s is None or error.kind is not ProblemKind.UNREACHABLE:
                     raise
-                cause = error.__cause__
-                if isinstance(cause, aiohttp.ClientConnectorError) and cause.errno in _NOBODY:
-                    # Whatever listened there is gone, with its boxes.
+                if _nobody_there(error.__cause__, bound=path.startswith(_BOUND)):
                     raise
                 await asyncio.sleep(pause_s)
             else:
@@ -270,6 +269,17 @@ def _trust(ca_file: Path | None) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         what = f"{ca_file} holds no certificates: {error}."
         raise UserError(what, fix="give the PEM file of the authority") from error
+
+
+def _nobody_there(error: BaseException | None, *, bound: bool) -> bool:
+    """Whether to give up at once: what listened there is gone, with all that it had.
+
+    A host that cannot be reached at all may come back to what is `bound` to it; anything else is
+    better asked of another host.
+    """
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.errno in _NOBODY or (not bound and error.errno != errno.EAGAIN)
+    return isinstance(error, aiohttp.ConnectionTimeoutError) and not bound
 
 
 async def _within(

@@ -1,0 +1,193 @@
+"""`burnish sandbox exec`: a command in a box, as if it were one here."""
+
+import os
+import re
+import select
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+from cyclopts import Parameter
+
+from burnish.core.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.core.boxes import ExecResult, Limits
+
+EXIT_TIMEOUT = 124
+EXIT_INFRA = 125
+EXIT_SIGNAL = 128
+_SIGKILL = 9
+_HINT_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """Flags of the limits."""
+
+    timeout: float = 60.0
+    """Seconds; CPU time is bounded by as much on every processor."""
+    memory: str = "256M"
+    """Bytes, as 256M or 2G; files in the box count."""
+    disk: str = "64M"
+    """Bytes of files."""
+    pids: int = 64
+    """Processes and threads."""
+    output: str = "16M"
+    """Bytes kept of each of stdout and stderr; a command that writes more is ended."""
+
+
+def execute(
+    box: str,
+    /,
+    *command: str,
+    bounds: Annotated[Bounds, Parameter(name="*")] = Bounds(),
+    env: list[str] | None = None,
+    cwd: str = "/work",
+    keep: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> int:
+    """Run a command in a box: burnish sandbox exec ID [options] -- CMD...
+
+    Standard input is passed on, to its end; < /dev/null gives none. The exit status is the
+    command's; 124 after the time limit, 125 if the box failed, 128+n for signal n, 137 for
+    any other limit. Files, and nothing else, stay for the next command.
+
+    Args:
+        box: id of the box.
+        command: program and arguments.
+        bounds: limits.
+        env: one variable, as NAME=value; may be repeated.
+        cwd: directory in the box.
+        keep: let processes that it leaves behind live on.
+        as_json: the whole result as one JSON object.
+    """
+    from burnish.cli.console import write_json
+
+    result = _run(box, command, bounds, {"env": _variables(env or []), "cwd": cwd, "keep": keep})
+    if as_json:
+        write_json(_as_data(result))
+    else:
+        _show(result)
+    return exit_status(result)
+
+
+def exit_status(result: "ExecResult") -> int:
+    """What a shell would see; 0 exactly for `ok`."""
+    from burnish.core.boxes import ExecStatus
+
+    match result.status:
+        case ExecStatus.OK:
+            return 0
+        case ExecStatus.TIMEOUT:
+            return EXIT_TIMEOUT
+        case ExecStatus.INFRA_ERROR:
+            return EXIT_INFRA
+        case _ if result.exit_code:
+            return result.exit_code
+        case _:
+            return EXIT_SIGNAL + (result.signal or _SIGKILL)
+
+
+def num_bytes(text: str, flag: str) -> int:
+    """A size, as 4096, 64K, 256M or 2G.
+
+    Raises:
+        UserError: it is none; names the flag.
+    """
+    found = re.fullmatch(r"(\d{1,15})([KMGT]?)(i?B)?", text, re.IGNORECASE | re.ASCII)
+    if not found:
+        raise UserError(f"{flag} {text} is no size.", fix=f"as in {flag} 256M or {flag} 2G")
+    return int(found[1]) << (10 * " KMGT".index(found[2].upper() or " "))
+
+
+def _run(
+    box: str, command: tuple[str, ...], bounds: Bounds, options: dict[str, Any]
+) -> "ExecResult":
+    from burnish.cli.sandbox_daemon import with_box
+
+    limits = _limits(bounds)
+    if not command:
+        raise UserError("there is no command.", fix=f"burnish sandbox exec {box} -- CMD...")
+    stdin = _read_stdin(sys.stdin)
+    return with_box(box, lambda b: b.exec(command, stdin=stdin, limits=limits, **options))
+
+
+def _limits(bounds: Bounds) -> "Limits":
+    from burnish.core.boxes import Limits
+    from burnish.sandbox.limits import check_limits
+
+    limits = Limits(
+        wall_s=bounds.timeout,
+        cpu_s=bounds.timeout * (os.cpu_count() or 1),
+        memory_bytes=num_bytes(bounds.memory, "--memory"),
+        disk_bytes=num_bytes(bounds.disk, "--disk"),
+        stdout_bytes=num_bytes(bounds.output, "--output"),
+        num_pids=bounds.pids,
+    )
+    try:
+        check_limits(limits)
+    except ValueError as error:
+        raise UserError(f"{error}.", fix="raise --timeout, --memory, --disk or --pids") from error
+    return limits
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    variables = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(f"--env {text[:80]} is no NAME=value.", fix="as in --env SEED=7")
+        variables[name] = value
+    return variables
+
+
+def _read_stdin(stream: TextIO) -> bytes:
+    """All of it. A terminal gives nothing: there is nobody to talk to in the box yet."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:
+        return stream.read().encode()
+    if stream.isatty():
+        return b""
+    if not select.select((descriptor,), (), (), _HINT_S)[0]:
+        sys.stderr.write("burnish: reading standard input to its end; < /dev/null gives none\n")
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read()
+
+
+def _show(result: "ExecResult") -> None:
+    _write(sys.stdout, result.stdout)
+    _write(sys.stderr, result.stderr)
+    if result.message:
+        sys.stderr.write(f"burnish: {result.status}: {result.message}\n")
+
+
+def _write(stream: TextIO, data: bytes) -> None:
+    """Bytes as they are; on a terminal without what could move its cursor or set its title."""
+    from burnish.observe.printable import printable
+
+    if not stream.isatty():
+        stream.flush()
+        stream.buffer.write(data)
+    else:
+        stream.write(printable(data.decode("utf-8", "replace").replace("\r\n", "\n")))
+    stream.flush()
+
+
+def _as_data(result: "ExecResult") -> dict[str, Any]:
+    """For programs: text where it is text, base64 where it is not."""
+    import base64
+
+    import msgspec
+
+    data: dict[str, Any] = msgspec.to_builtins(result)
+    data["exit_status"] = exit_status(result)
+    for name in ("stdout", "stderr"):
+        raw: bytes = getattr(result, name)
+        data[name] = raw.decode("utf-8", "replace")
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            data[f"{name}_base64"] = base64.b64encode(raw).decode()
+    return data
