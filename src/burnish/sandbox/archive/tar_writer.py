@@ -7,7 +7,7 @@ the form "GNU 1.0", which GNU tar, bsdtar, Go and Python read.
 from collections.abc import Iterable
 from typing import BinaryIO
 
-from burnish.sandbox.archive.entry import MAX_TARGET_BYTES, Entry, EntryKind
+from burnish.sandbox.archive.entry import MAX_TARGET_BYTES, Entry, EntryKind, Extent
 from burnish.sandbox.archive.tar_reader import BLOCK
 
 _LETTERS = {
@@ -145,8 +145,12 @@ def _block(
 def _sparse_map(entry: Entry) -> bytes:
     if entry.extents is None:
         return b""
-    numbers = [len(entry.extents)]
-    for extent in entry.extents:
+    extents = list(entry.extents)
+    if not extents or sum(extents[-1]) < entry.size:
+        # GNU tar takes the size from the last extent.
+        extents.append(Extent(entry.size, 0))
+    numbers = [len(extents)]
+    for extent in extents:
         numbers += extent
     text = b"".join(b"%d\n" % number for number in numbers)
     return text + bytes(-len(text) % BLOCK)
