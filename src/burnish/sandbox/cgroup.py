@@ -98,13 +98,19 @@ def find_controllers(
     return None
 
 
-def owner_name(pid: int | None = None) -> str:
-    """`burnish-<pid namespace>-<pid>-<start time>`: never reused while the machine is up."""
+def owner_name(pid: int | None = None, part: str = "") -> str:
+    """`burnish-<pid namespace>-<pid>-<start time>`: never reused while the machine is up.
+
+    Args:
+        pid: of the process; by default our own.
+        part: letters and digits, where a process has more than one such directory.
+    """
     pid = pid or os.getpid()
-    return f"burnish-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{start_ticks(pid)}"
+    name = f"burnish-{os.stat('/proc/self/ns/pid').st_ino}-{pid}-{start_ticks(pid)}"
+    return f"{name}-{part}" if part else name
 
 
-_OWNER = re.compile(r"burnish-(\d+)-(\d+)-(\d+)")
+_OWNER = re.compile(r"burnish-(\d+)-(\d+)-(\d+)(?:-[a-z0-9]+)?")
 
 
 def sweep(place: Path) -> int:

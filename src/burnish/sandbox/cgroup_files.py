@@ -64,8 +64,12 @@ class BoxGroup(Protocol):
         """The box is gone: whoever gets the groups next has joined nothing."""
         ...
 
-    def remove(self) -> bool:
+    def delete(self) -> bool:
         """Delete the groups; False if a dying process still holds one."""
+        ...
+
+    def remove(self) -> bool:
+        """`close` and `delete`."""
         ...
 
     def close(self) -> None:

@@ -152,10 +152,14 @@ class GroupV1:
         """The next box starts outside of the late trees, without their limits."""
         self._joined = False
 
-    def remove(self) -> bool:
+    def delete(self) -> bool:
         """Try each tree."""
-        self._files.close()
         return remove_directories([*self._dirs.values(), *self._late.values()])
+
+    def remove(self) -> bool:
+        """For good."""
+        self.close()
+        return self.delete()
 
     def close(self) -> None:
         """Free the descriptors."""

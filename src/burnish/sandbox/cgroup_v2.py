@@ -103,10 +103,14 @@ class GroupV2:
     def left(self) -> None:
         """Nothing was joined."""
 
-    def remove(self) -> bool:
+    def delete(self) -> bool:
         """Delete the group."""
-        self._files.close()
         return remove_directories([self._dir])
+
+    def remove(self) -> bool:
+        """For good."""
+        self.close()
+        return self.delete()
 
     def close(self) -> None:
         """Free the descriptors."""

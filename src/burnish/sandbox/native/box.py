@@ -1,0 +1,397 @@
+"""A box of the native sandbox as its user sees it: commands and files. See also `stateful.py`."""
+
+import asyncio
+import errno
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits, Policy
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.cancellation import resolve, uninterrupted
+from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.commands import BASE_ENV, WORK, check_argv
+from burnish.sandbox.files import split_path
+from burnish.sandbox.limits import check_enforced, check_limits, rlimits
+from burnish.sandbox.memory_files import anonymous, sealed
+from burnish.sandbox.native import wire
+from burnish.sandbox.native.client import failure
+from burnish.sandbox.native.gauge import Gauge
+from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.protocol import Op
+from burnish.sandbox.native.run import Request, Run, infra_error, refused
+from burnish.sandbox.native.station import DEFAULT_ROOM, Kind, Making, Station, room_for
+
+T = TypeVar("T")
+
+_DEFAULTS = Limits()
+_BASE_ENV = tuple(BASE_ENV.items())
+_FILE_MODE = 0o644
+_NOT_A_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR)
+
+
+class Attachment(Protocol):
+    """The network of one box."""
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that make programs use it."""
+        ...
+
+    async def restore(self, listen: Callable[[int], Awaitable[socket.socket]]) -> None:
+        """Go on after the box got a new network."""
+        ...
+
+    async def close(self) -> None:
+        """Cut everything."""
+        ...
+
+
+class NetworkProvider(Protocol):
+    """Who gives boxes the network of their policy."""
+
+    async def attach(
+        self, listen: Callable[[int], Awaitable[socket.socket]], policy: Policy, box_id: str
+    ) -> Attachment:
+        """Give a box its network."""
+        ...
+
+
+class Services(NamedTuple):
+    """What all boxes of a pool use."""
+
+    capabilities: Capabilities
+    null_fd: int
+    sampled: bool
+    """Some limit is not counted by control groups."""
+    counts_pids: bool
+    """Control groups bound processes."""
+    counts_memory: bool
+    """Control groups bound memory."""
+    network: NetworkProvider | None
+    observe_exec: Callable[[float], None]
+
+
+class LiveBox:
+    """Commands and files of one box. `NativeBox` adds what a state can do."""
+
+    def __init__(
+        self, station: Station, making: Making, hold: int, policy: Policy, services: Services
+    ) -> None:
+        """Take over a box that is being made, with its group, and a hold on its layers."""
+        self.id = ""
+        self._station = station
+        self._services = services
+        self._policy = policy
+        self._kind = Kind(policy.privileges != "none", policy.deterministic)
+        self._hold = hold
+        self._group: BoxGroup | None = making.group
+        self._gauge = Gauge(making.group, station.census if services.sampled else None)
+        self._lock = asyncio.Lock()
+        self._init: Init | None = None
+        self._next: Making | None = making
+        self._room = DEFAULT_ROOM
+        self._limits: Limits | None = None
+        self._kept = False
+        self._gone = ""
+        self._destroyed = False
+        self._attachment: Attachment | None = None
+        self.since_s = time.monotonic()
+
+    async def start(self) -> None:
+        """Wait until the box is alive.
+
+        Raises:
+            OSError: the host is out of something.
+            ClassifiedFailure: the helper has ended.
+        """
+        init = await self._ready()
+        self.id = f"{self._station.helper.pid}-{init.number}"
+        if self._policy.allow:
+            await self._attach(init)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file under `/work`, with missing directories.
+
+        Raises:
+            ValueError: `path` is absolute, empty or climbs out.
+            OSError: no space left, or something in the way is not a directory.
+            ClassifiedFailure: the box is gone.
+        """
+        owner = self._station.job_id
+        relative = "/".join(split_path(path))
+        body = wire.path_body("III", _FILE_MODE, owner, owner, path=relative)
+        async with self._lock:
+            init = await self._ready()
+            content = sealed(data)
+            try:
+                await self._steadily(init.ask(Op.PUT, body, (content,)))
+            finally:
+                os.close(content)
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
+
+        Raises:
+            ValueError: `path` is absolute, empty or climbs out.
+            FileNotFoundError: absent, not a regular file, or reached through a link.
+            ClassifiedFailure: the box is gone.
+        """
+        body = wire.path_body("Q", limit_bytes, path="/".join(split_path(path)))
+        async with self._lock:
+            init = await self._ready()
+            content = anonymous()
+            try:
+                await self._steadily(init.ask(Op.GET, body, (content,)))
+                return os.pread(content, limit_bytes, 0)
+            except OSError as error:
+                if error.errno in _NOT_A_FILE:
+                    raise FileNotFoundError(errno.ENOENT, "no regular file", path) from error
+                raise
+            finally:
+                os.close(content)
+
+    async def exec(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str = WORK,
+        keep: bool = False,
+    ) -> ExecResult:
+        """Run a command; see `Sandbox.exec`.
+
+        Raises:
+            ValueError: the command, environment or limits could not run on any machine.
+            UserError: a limit that cannot be enforced here.
+        """
+        limits = _DEFAULTS if limits is None else limits
+        check_argv(argv, env or {}, cwd)
+        if limits != self._limits:
+            check_limits(limits)
+            check_enforced(limits, self._services.capabilities)
+        async with self._lock:
+            begun_s = time.perf_counter()
+            try:
+                init = await self._ready()
+                if limits != self._limits:
+                    if refusal := await self._apply(init, limits):
+                        return refusal
+                    init = await self._ready()
+                elif self._group is not None:
+                    self._group.set_limits(limits)
+            except ClassifiedFailure as error:
+                return infra_error(error.failure.message)
+            except OSError as error:
+                return infra_error(f"the box cannot run a command: {error}")
+            self._gauge.begin(limits, init, busy=self._kept)
+            self._kept = keep
+            request = Request(
+                job=self._job(argv, limits, env, cwd),
+                stdin=stdin,
+                limits=limits,
+                keep=keep,
+                packages=self._kind.packages,
+            )
+            try:
+                result = await Run(init, self._gauge, request, self._services.null_fd).result()
+            finally:
+                if init.dead:
+                    self._kept = False
+            await self._after(init, result)
+            self._services.observe_exec(time.perf_counter() - begun_s)
+            return result
+
+    def _job(
+        self, argv: tuple[str, ...], limits: Limits, env: dict[str, str] | None, cwd: str
+    ) -> wire.Job:
+        services, user = self._services, self._station.job_id
+        if self._attachment is not None:
+            env = {**self._attachment.env, **(env or {})}
+        return wire.Job(
+            wall_us=wire.u64(limits.wall_s * 1e6),
+            uid=user,
+            gid=user,
+            rlimits=rlimits(
+                limits,
+                num_processes=None if services.counts_pids else limits.num_pids,
+                memory_is_sampled=not services.counts_memory,
+            ),
+            cwd=cwd,
+            argv=argv,
+            base_env=_BASE_ENV,
+            env=env or {},
+        )
+
+    async def _after(self, init: Init, result: ExecResult) -> None:
+        """A box that ran out of memory as a whole can go on; one that died otherwise cannot."""
+        if not init.dead:
+            return
+        if result.status is ExecStatus.OOM:
+            try:
+                await self._steadily(self._restart())
+            except (OSError, ClassifiedFailure) as error:
+                self._gone = f"the box ended and cannot be started again: {error}"
+        else:
+            self._gone = self._gone or "the box has ended"
+
+    async def _ready(self) -> Init:
+        """The live init of the box; waits for one that is on its way."""
+        if self._gone:
+            raise failure(self._gone)
+        if self._init is None:
+            assert self._next is not None
+            making = self._next
+            self._init = await making.wait()
+            self._next = None
+            if self._attachment is not None:
+                await self._attach(self._init)
+        return self._init
+
+    async def _apply(self, init: Init, limits: Limits) -> ExecResult | None:
+        """Make the box fit for new limits. A result if it is already beyond one."""
+        room = room_for(limits)
+        if room.shm_bytes != self._room.shm_bytes:
+            if self._kept:
+                raise UserError(
+                    "limits.shm_bytes cannot change while kept processes run.",
+                    fix="use the same shm_bytes for all commands, or end them by one without keep",
+                )
+            self._room = room
+            await self._steadily(self._restart())
+        elif room != self._room:
+            try:
+                await self._steadily(self._station.resize(init, room))
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                return refused(ExecStatus.DISK, "the box already holds more than it may")
+            self._room = room
+        if self._group is not None:
+            init = await self._ready()
+            if self._group.must_join(limits):
+                await asyncio.to_thread(self._group.join, init.pid)
+            try:
+                self._group.set_limits(limits)
+            except OSError:
+                return refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+        self._limits = limits
+        return None
+
+    async def _restart(self) -> None:
+        """A new init for the same files."""
+        init = await self._ready()
+        if not await self._freeze(init):
+            await self._station.ended(init)
+            self._init = None
+            self._continue()
+
+    async def _freeze(self, init: Init) -> bool:
+        """Let all that was written become a layer; False if there is nothing."""
+        if not await self._station.freeze(init, self._hold):
+            return False
+        self._init = None
+        self._continue()
+        return True
+
+    def _continue(self) -> None:
+        """Have the next init ready for the next command."""
+        self._kept = False
+        if self._group is not None:
+            # Whoever starts anew is outside of the trees that the last one joined.
+            self._group.left()
+            self._limits = None
+        self._next = self._station.make(
+            self._kind, self._group, room=self._room, hold=self._hold, lent=True
+        )
+
+    async def _attach(self, init: Init) -> None:
+        async def listen(port: int) -> socket.socket:
+            _, descriptor = await self._steadily(init.ask(Op.LISTEN, wire.numbers_body("H", port)))
+            return _listening(descriptor)
+
+        if self._attachment is not None:
+            await self._attachment.restore(listen)
+        else:
+            assert self._services.network is not None
+            network = self._services.network
+            self._attachment = await network.attach(listen, self._policy, self.id)
+
+    async def _steadily(self, work: Coroutine[Any, Any, T]) -> T:
+        """Cancelled half-way, the box and we would disagree about its state."""
+        return await uninterrupted(asyncio.ensure_future(work))
+
+    def end(self, reason: str) -> None:
+        """Kill all that runs; further commands say why. `destroy` must still be called."""
+        self._gone = self._gone or reason
+        if self._init is not None:
+            self._init.kill()
+
+    async def destroy(self) -> None:
+        """End everything and free it. May be called again, and be cancelled: it happens anyway."""
+        if self._destroyed:
+            return
+        self._destroyed = True
+        if self._attachment is not None:
+            await self._steadily(self._attachment.close())
+        if self._lock.locked():
+            self.end("the box was destroyed")
+            await self._steadily(self._destroy_when_idle())
+        else:
+            await self._destroy()
+
+    async def _destroy_when_idle(self) -> None:
+        async with self._lock:
+            await self._destroy()
+
+    async def _destroy(self) -> None:
+        self._gone = self._gone or "the box was destroyed"
+        station, group, hold = self._station, self._group, self._hold
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def ended() -> None:
+            station.give_group(group)
+            station.let_go(hold)
+            resolve(done, None)
+
+        init, self._init = self._init, None
+        making, self._next = self._next, None
+        if init is None:
+            assert making is not None
+            try:
+                init = await making.wait()
+            except (OSError, ClassifiedFailure):
+                ended()
+                return
+            except asyncio.CancelledError:
+                making.group = group
+                station.let_go(hold)
+                making.abandon()
+                raise
+        station.end(init, ended)
+        with station.helper.watching():
+            await done
+
+
+def _listening(descriptor: int) -> socket.socket:
+    """Check what came out of a box.
+
+    Raises:
+        ClassifiedFailure: it is not a listening TCP socket.
+    """
+    if descriptor < 0:
+        raise failure("the box sent no socket")
+    try:
+        listener = socket.socket(fileno=descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise failure(f"the box sent something that is no socket: {error}") from error
+    is_tcp = listener.family is socket.AF_INET and listener.type is socket.SOCK_STREAM
+    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.close()
+        raise failure("the box sent a socket that does not listen")
+    return listener

@@ -1,0 +1,118 @@
+"""What native boxes can do on this host: declared only after a box has shown it."""
+
+import os
+
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Feature, Isolation
+from burnish.core.errors import UserError
+from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.host_view import namespace_fix
+from burnish.sandbox.native.identities import NUM_IDS, Identities
+from burnish.sandbox.native.protocol import Ability
+
+SELF_TEST = ("cat", "/proc/self/status")
+_SELF_TEST_LINES = {
+    "Seccomp:": "2",
+    "NoNewPrivs:": "1",
+    "CapEff:": "0" * 16,
+    "CapBnd:": "0" * 16,
+}
+_ALWAYS = frozenset(
+    {
+        "wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files",
+        "num_inodes", "shm_bytes",
+    }
+)  # fmt: skip
+_FEATURES = frozenset(
+    {Feature.SNAPSHOTS, Feature.BACKGROUND, Feature.PRIVILEGES, Feature.DETERMINISTIC}
+)
+
+
+def check_self_test(result: ExecResult) -> None:
+    """Judge what `SELF_TEST` said in a box.
+
+    Raises:
+        UserError: boxes do not run here or would not hold.
+    """
+    if result.status is not ExecStatus.OK:
+        detail = result.message or result.stderr.decode("utf-8", "replace").strip()[:300]
+        raise UserError(
+            f"the native sandbox cannot run a box here: {detail or result.status}.",
+            fix=namespace_fix(),
+        )
+    seen = dict(line.split("\t", 1) for line in result.stdout.decode().splitlines() if "\t" in line)
+    for name, wanted in _SELF_TEST_LINES.items():
+        if seen.get(name) != wanted:
+            raise UserError(
+                f"a box runs with {name} {seen.get(name)} instead of {wanted}: it would not hold.",
+                fix="use a kernel with seccomp filters and user namespaces",
+            )
+
+
+def describe(
+    controllers: Controllers | None,
+    ids: Identities,
+    abilities: Ability,
+    *,
+    images: bool,
+    network: bool,
+) -> Capabilities:
+    """Capabilities of a pool whose helper started.
+
+    Args:
+        controllers: control groups, if there are any.
+        ids: user ids of boxes.
+        abilities: what the helper found.
+        images: somebody resolves names of images.
+        network: somebody provides networks.
+    """
+    enforces = set(_ALWAYS)
+    bases = controllers.bases if controllers else {}
+    if "memory" in bases:
+        enforces.add("swap_bytes")
+    if "cpu" in bases:
+        enforces.add("cpus")
+    if bases.keys() & {"blkio", "io"}:
+        enforces |= {"read_bytes_per_s", "write_bytes_per_s"}
+    features = set(_FEATURES)
+    if ids.num_ids < 3:
+        features.discard(Feature.PRIVILEGES)
+    if images:
+        features.add(Feature.IMAGES)
+    if network and abilities & Ability.NETWORK:
+        features.add(Feature.ALLOW_LIST)
+    return Capabilities(
+        backend="native",
+        enforces=frozenset(enforces),
+        isolation=Isolation.NAMESPACES,
+        features=frozenset(features),
+        seccomp=True,
+        notes=tuple(_notes(controllers, ids, abilities)),
+    )
+
+
+def _notes(controllers: Controllers | None, ids: Identities, abilities: Ability) -> list[str]:
+    notes = ["namespaces share the host's kernel: a kernel bug is a way out of the box"]
+    if controllers is None:
+        notes.append(
+            "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
+            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
+        )
+        return notes
+    lacking = [name for name in ("memory", "pids") if name not in controllers.bases]
+    if lacking:
+        notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
+    if "blkio" in controllers.bases:
+        notes.append(
+            "control groups of version 1: write_bytes_per_s holds for direct and synchronous "
+            "writes, not for buffered ones"
+        )
+    if ids.num_ids < NUM_IDS:
+        notes.append(
+            f"boxes have {ids.num_ids} user ids, not {NUM_IDS}: give this user a range in "
+            "/etc/subuid and /etc/subgid, and install newuidmap (package uidmap)"
+        )
+    if os.geteuid() != 0 and ids.num_ids == 1:
+        notes.append("jobs have the user id of their process 1: its memory is closed to them")
+    if not abilities & Ability.NETWORK:
+        notes.append("boxes have no loopback of their own")
+    return notes

@@ -1,0 +1,154 @@
+"""The owner's end of a live box: the socket of its process 1, and what it holds.
+
+Whatever comes through the socket is untrusted. A reply that breaks the protocol, or none at all in
+time, ends the box; it never hangs or misleads the owner.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+
+from burnish.sandbox.native import wire
+from burnish.sandbox.native.client import failure
+from burnish.sandbox.native.protocol import HEADER, Op
+from burnish.sandbox.native.wire import BadReply, Reply
+
+GRACE_S = 30.0
+"""For an init on an overloaded machine, beyond what it was asked to do."""
+_REPLY_BYTES = 512
+_KILL = HEADER.pack(HEADER.size, Op.KILL, 0, 0)
+
+
+class Init:
+    """Process 1 of one box."""
+
+    __slots__ = ("_next", "_pidfd", "_socket", "dead", "fileno", "number", "pid", "upper_fd")
+
+    def __init__(self, number: int, pid: int, fds: tuple[int, ...]) -> None:
+        """Take over control socket, pidfd and the directory `u`, in this order."""
+        self.number = number
+        self.pid = pid
+        control, self._pidfd, self.upper_fd = fds
+        self._socket = socket.socket(fileno=control)
+        self._socket.setblocking(False)
+        self.fileno = control
+        self.dead = False
+        self._next = 0
+
+    def send(self, op: Op, body: bytes, fds: tuple[int, ...] = (), flags: int = 0) -> int:
+        """Send a request; returns its number.
+
+        Raises:
+            ClassifiedFailure: the init has ended or reads nothing.
+        """
+        self._next += 1
+        self._send(wire.message(op, self._next, body, flags), fds)
+        return self._next
+
+    def _send(self, data: bytes, fds: tuple[int, ...]) -> None:
+        rights = struct.pack(f"{len(fds)}i", *fds)
+        control = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
+        try:
+            self._socket.sendmsg((data,), control)
+        except OSError as error:
+            self.dead = True
+            raise failure(f"the box does not answer: {error.strerror}") from error
+
+    def end_command(self) -> None:
+        """Ask it to kill what runs."""
+        with contextlib.suppress(OSError):
+            self._socket.send(_KILL)
+
+    def receive(self) -> bytes | None:
+        """A reply that is there now, b"" if the init has ended, None if there is none.
+
+        Descriptors that nobody asked for are dropped by the kernel.
+        """
+        try:
+            return self._socket.recv(_REPLY_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    async def ask(self, op: Op, body: bytes, fds: tuple[int, ...] = ()) -> tuple[Reply, int]:
+        """Send a request that takes no time to speak of; returns reply and descriptor (or -1).
+
+        Raises:
+            OSError: the init says so.
+            ClassifiedFailure: it ended, answered nonsense or not at all.
+        """
+        number = self.send(op, body, fds)
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self._readable()
+            data, received, _, _ = socket.recv_fds(
+                self._socket, _REPLY_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except TimeoutError as error:
+            self.kill()
+            raise failure("the box did not answer in time") from error
+        except OSError as error:
+            self.kill()
+            raise failure(f"the box has ended: {error.strerror}") from error
+        descriptor = received[0] if received else -1
+        # Room for one descriptor is, with padding, room for two.
+        for extra in received[1:]:
+            os.close(extra)
+        try:
+            return self._judge(data, number), descriptor
+        except BaseException:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise
+
+    def _judge(self, data: bytes, number: int) -> Reply:
+        if not data:
+            self.dead = True
+            raise failure("the box has ended")
+        try:
+            reply = wire.split(data)
+            problem = wire.read_error(reply)
+            if reply.id != number or reply.op not in (Op.DONE, Op.ERROR):
+                raise BadReply(f"reply {reply.op} to {reply.id} where {number} was asked")
+        except BadReply as error:
+            self.kill()
+            raise failure(f"the box broke the protocol: {error}") from error
+        if problem:
+            raise OSError(problem[0], f"{os.strerror(problem[0])} ({problem[1][:100]!r})")
+        return reply
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+
+        def on_readable() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        loop.add_reader(self.fileno, on_readable)
+        try:
+            await arrived
+        finally:
+            loop.remove_reader(self.fileno)
+
+    def kill(self) -> None:
+        """End the box at once: with process 1 dies its whole pid namespace."""
+        self.dead = True
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def room(self) -> os.statvfs_result:
+        """Of the file system that holds what the box wrote."""
+        return os.fstatvfs(self.upper_fd)
+
+    def close(self) -> None:
+        """Free the descriptors. May be called again."""
+        if self.fileno >= 0:
+            self.fileno = -1
+            self._socket.close()
+            os.close(self._pidfd)
+            os.close(self.upper_fd)

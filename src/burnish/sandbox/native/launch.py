@@ -1,0 +1,66 @@
+"""How a helper is started and what it is told."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from burnish.core.errors import UserError
+from burnish.sandbox.host_view import GROUP, OWN_PACKAGE, PASSWD, hidden_paths, system_paths
+from burnish.sandbox.native.binary import find_helper
+from burnish.sandbox.native.identities import Identities
+from burnish.sandbox.native.protocol import VERSION
+from burnish.sandbox.native.wire import Hello
+
+FALLBACK = Path(__file__).parent / "fallback"
+HelperKind = Literal["auto", "c", "python"]
+
+
+class ImageRoot(NamedTuple):
+    """A root file system for boxes."""
+
+    name: str
+    """As users call it."""
+    digest: str
+    """Of its content: images of one digest share a helper."""
+    root: Path
+    """Directory that holds it; nothing writes there."""
+
+
+def helper_command(kind: HelperKind) -> tuple[str, ...]:
+    """The helper's command line, to which the number of its socket is added.
+
+    Raises:
+        UserError: the compiled one was asked for and is absent.
+    """
+    binary = None if kind == "python" else find_helper()
+    if binary is not None:
+        return (str(binary),)
+    if kind == "c":
+        raise UserError(
+            "the compiled helper of the native sandbox is not there.",
+            fix='install gcc and burnish again, or set helper = "python"',
+        )
+    # The interpreter itself, not a link of a virtual environment: its files must stay visible.
+    return (sys.executable, "-I", "-S", "-B", str(FALLBACK))
+
+
+def hello_for(image: ImageRoot | None, ids: Identities) -> Hello:
+    """What a helper serves; no image: this host's own programs, read-only."""
+    if image is not None:
+        return Hello(VERSION, *ids, 0, str(image.root))
+    system = system_paths()
+    binds = [(entry.path, entry.path) for entry in system if entry.link is None]
+    binds += [
+        (path, path) for path in ("/etc/ld.so.cache", "/etc/alternatives") if os.path.exists(path)
+    ]
+    return Hello(
+        VERSION,
+        *ids,
+        ids.nobody,
+        "",
+        binds=tuple(binds),
+        links=tuple((entry.path, entry.link) for entry in system if entry.link is not None),
+        hidden=hidden_paths([*sys.path, OWN_PACKAGE], system),
+        files=(("/etc/passwd", PASSWD), ("/etc/group", GROUP)),
+    )

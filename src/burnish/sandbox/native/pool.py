@@ -1,0 +1,350 @@
+"""`SandboxPool` by our own helper: boxes in a millisecond, with states.
+
+    acquire --> Places (first come first served) --> WarmBoxes, or Station.make --> NativeBox
+                                                         |  one Station per image: helper, layers
+    release --> Station.end (helper kills, group and layers are given back) --> Places
+
+All of it runs in the loops of its callers; the only other processes are the helpers, one per image.
+"""
+
+import asyncio
+import os
+import secrets
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import TracebackType
+
+from burnish.core.boxes import Capabilities, ExecResult, Policy, Snapshot
+from burnish.core.errors import ClassifiedFailure
+from burnish.sandbox.cancellation import uninterrupted
+from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.limits import check_policy
+from burnish.sandbox.native.box import NetworkProvider, Services
+from burnish.sandbox.native.capabilities import SELF_TEST, check_self_test, describe
+from burnish.sandbox.native.client import failure
+from burnish.sandbox.native.groups import reserve_files
+from burnish.sandbox.native.launch import ImageRoot
+from burnish.sandbox.native.places import Places
+from burnish.sandbox.native.snapshots import SnapshotBook
+from burnish.sandbox.native.stateful import NativeBox
+from burnish.sandbox.native.station import Kind, Making, Station, kind_of
+from burnish.sandbox.native.stations import Stations
+from burnish.sandbox.native.stats import BoxInfo, PoolStats, Tally
+from burnish.sandbox.native.warm import WarmBoxes
+from burnish.sandbox.pooling.fair_queue import Ticket
+
+Resolve = Callable[[str], ImageRoot]
+"""From the name of an image to its files; raises UserError for one that is not there."""
+_DEFAULT_POLICY = Policy()
+
+
+class NativePool:
+    """Boxes on this machine, made by one helper process per image.
+
+    Start-up removes what killed owners left. `close` must be called; if the owner is killed
+    instead, the helpers notice and all boxes end with them.
+    """
+
+    def __init__(
+        self,
+        config: SandboxConfig | None = None,
+        *,
+        resolve: Resolve | None = None,
+        network: NetworkProvider | None = None,
+    ) -> None:
+        """Start the helper for this host's own programs and try one box. Blocks for 50 ms.
+
+        Args:
+            config: how boxes are made.
+            resolve: finds images; without, boxes have the host's programs only.
+            network: carries out `Policy.allow`; without, boxes have no network.
+
+        Raises:
+            UserError: boxes cannot run here; says what to do.
+            ClassifiedFailure: the helper failed.
+        """
+        self._config = config or SandboxConfig()
+        self._id = secrets.token_hex(4)
+        keep_open = reserve_files(self._config.max_boxes + self._config.warm_boxes)
+        self._lock = threading.Lock()
+        self._tally = Tally()
+        self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        self._places = Places(self._config.max_boxes)
+        self._book = SnapshotBook(self._id)
+        self._live: dict[NativeBox, Ticket] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+        try:
+            self._stations = Stations(
+                self._id, self._config, resolve=resolve, keep_open=keep_open, tally=self._tally
+            )
+        except BaseException:
+            os.close(self._null_fd)
+            raise
+        self._warm = WarmBoxes(self._config.warm_boxes, self._on_made)
+        self._services = self._make_services(resolve is not None, network)
+        try:
+            self._try_a_box()
+        except BaseException:
+            self._close()
+            raise
+
+    def _make_services(self, images: bool, network: NetworkProvider | None) -> Services:
+        stations = self._stations
+        controllers = stations.controllers
+        bases = controllers.bases if controllers else {}
+        return Services(
+            capabilities=describe(
+                controllers,
+                stations.ids,
+                stations.host.helper.abilities,
+                images=images,
+                network=network is not None,
+            ),
+            null_fd=self._null_fd,
+            sampled=not {"memory", "pids"} <= bases.keys(),
+            counts_pids="pids" in bases,
+            counts_memory="memory" in bases,
+            network=network,
+            observe_exec=self._tally.execs.add,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What boxes can do here, as found by running one."""
+        return self._services.capabilities
+
+    @property
+    def helper_pids(self) -> tuple[int, ...]:
+        """Of the processes that hold the boxes now."""
+        return self._stations.helper_pids
+
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[NativeBox]:
+        """A fresh box, destroyed on exit. Waits while `max_boxes` are in use.
+
+        Raises:
+            UserError: the policy cannot be enforced, or there is no such image.
+            ClassifiedFailure: of kind `sandbox`, if the box cannot start.
+        """
+        policy = policy or _DEFAULT_POLICY
+        check_policy(image, policy, self.capabilities)
+        return _Loan(self, image, policy)
+
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[NativeBox, ...]]:
+        """Like `acquire`, for so many boxes at once: all or none.
+
+        Raises:
+            ValueError: more than `max_boxes`.
+        """
+        policy = policy or _DEFAULT_POLICY
+        check_policy(image, policy, self.capabilities)
+        return self._many(count, image, policy)
+
+    @asynccontextmanager
+    async def _many(
+        self, count: int, image: str | None, policy: Policy
+    ) -> AsyncIterator[tuple[NativeBox, ...]]:
+        station = await self._stations.find(image)
+        async with self._spawn(station, count, policy, None) as boxes:
+            yield boxes
+
+    async def take(self, image: str | None, policy: Policy) -> NativeBox:
+        """A box that must be handed to `give_back`; better use `acquire`."""
+        ticket = await self._places.take()
+        try:
+            for attempt in range(2):
+                station = await self._stations.find(image)
+                try:
+                    return (await self._start(station, 1, policy, None, ticket))[0]
+                except ClassifiedFailure:
+                    # A helper that was killed is noticed when it is needed; the next one is new.
+                    if attempt or station.alive or self._closed:
+                        raise
+            raise AssertionError
+        except BaseException:
+            self._places.give_back(ticket)
+            raise
+
+    async def give_back(self, box: NativeBox) -> None:
+        """Destroy a box that `take` returned. May be called again."""
+        with self._lock:
+            ticket = self._live.pop(box, None)
+        if ticket is None:
+            return
+        try:
+            await box.destroy()
+        finally:
+            self._tally.ended()
+            self._places.give_back(ticket, 1)
+
+    @asynccontextmanager
+    async def _spawn(
+        self, station: Station, count: int, policy: Policy, hold: int | None
+    ) -> AsyncIterator[tuple[NativeBox, ...]]:
+        ticket = await self._places.take(count)
+        try:
+            boxes = await self._start(station, count, policy, hold, ticket)
+        except BaseException:
+            self._places.give_back(ticket)
+            raise
+        try:
+            yield boxes
+        finally:
+            await uninterrupted(asyncio.gather(*(self.give_back(box) for box in boxes)))
+
+    async def _start(
+        self, station: Station, count: int, policy: Policy, hold: int | None, ticket: Ticket
+    ) -> tuple[NativeBox, ...]:
+        """Boxes in use; if one fails, none."""
+        kind = kind_of(policy)
+        boxes: list[NativeBox] = []
+        try:
+            for _ in range(count):
+                making = self._making(station, kind, hold)
+                boxes.append(
+                    NativeBox(
+                        station,
+                        making,
+                        station.hold(hold),
+                        policy,
+                        self._services,
+                        self._book,
+                        self._spawn,
+                    )
+                )
+            if hold is None:
+                self._warm.asked((station, kind), count)
+            for box in boxes:
+                await box.start()
+        except BaseException as error:
+            await uninterrupted(asyncio.gather(*(box.destroy() for box in boxes)))
+            if isinstance(error, OSError):
+                raise failure(f"a box could not be made: {error}") from error
+            raise
+        self._hand_out(boxes, ticket)
+        return tuple(boxes)
+
+    def _making(self, station: Station, kind: Kind, hold: int | None) -> Making:
+        if hold is None and (making := self._warm.take((station, kind))):
+            if making.number:
+                self._tally.hit()
+            return making
+        return station.make(kind, station.take_group(), hold=hold, on_made=self._on_made)
+
+    def _hand_out(self, boxes: list[NativeBox], ticket: Ticket) -> None:
+        with self._lock:
+            closed = self._closed
+            self._live.update(dict.fromkeys(boxes, ticket))
+        for box in boxes:
+            if closed:
+                box.end("the pool is closed")
+            elif self._config.lease_s is not None:
+                loop = asyncio.get_running_loop()
+                box.lease = loop.call_later(self._config.lease_s, self._expire, box)
+
+    def _expire(self, box: NativeBox) -> None:
+        box.end(f"its lease of {self._config.lease_s} s has ended")
+        task = asyncio.ensure_future(self.give_back(box))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _on_made(self, making: Making) -> None:
+        self._tally.made(making.took_s, failed=making.failed)
+
+    def _try_a_box(self) -> None:
+        """In a loop of its own: the caller may be in one."""
+        outcome: list[ExecResult | Exception] = []
+
+        async def run() -> ExecResult:
+            box = await self.take(None, _DEFAULT_POLICY)
+            try:
+                return await box.exec(SELF_TEST)
+            finally:
+                await self.give_back(box)
+
+        def main() -> None:
+            try:
+                outcome.append(asyncio.run(run()))
+            except (OSError, ClassifiedFailure) as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=main, name="sandbox-self-test")
+        thread.start()
+        thread.join()
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        check_self_test(outcome[0])
+
+    def forget(self, snapshot: Snapshot) -> None:
+        """Free the layers that only this snapshot needs."""
+        self._book.forget(snapshot)
+
+    def stats(self) -> PoolStats:
+        """Counts since the start, and what is there now."""
+        tally = self._tally
+        return PoolStats(
+            live=len(self._live),
+            warm=len(self._warm),
+            waiting=self._places.num_waiting,
+            snapshots=len(self._book),
+            created=tally.created,
+            destroyed=tally.destroyed,
+            creates_failed=tally.creates_failed,
+            warm_hits=tally.warm_hits,
+            helpers_lost=tally.helpers_lost,
+            create_p50_s=tally.creates.quantile(0.5),
+            create_p99_s=tally.creates.quantile(0.99),
+            exec_p50_s=tally.execs.quantile(0.5),
+            exec_p99_s=tally.execs.quantile(0.99),
+        )
+
+    def boxes(self) -> list[BoxInfo]:
+        """Those in use, oldest first."""
+        now_s = time.monotonic()
+        with self._lock:
+            live = list(self._live)
+        return [box.info(now_s) for box in live]
+
+    async def close(self) -> None:
+        """Destroy all boxes and end the helpers. May be called twice."""
+        await uninterrupted(asyncio.ensure_future(asyncio.to_thread(self._close)))
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            live = list(self._live)
+        self._places.close()
+        for box in live:
+            box.end("the pool is closed")
+        self._stations.close(self._warm.forget)
+        os.close(self._null_fd)
+
+
+class _Loan(AbstractAsyncContextManager[NativeBox]):
+    """`acquire`: a class, as a generator would cost 10 us more."""
+
+    def __init__(self, pool: NativePool, image: str | None, policy: Policy) -> None:
+        self._pool = pool
+        self._asked = (image, policy)
+        self._box: NativeBox | None = None
+
+    async def __aenter__(self) -> NativeBox:
+        self._box = await self._pool.take(*self._asked)
+        return self._box
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._box is not None
+        await self._pool.give_back(self._box)

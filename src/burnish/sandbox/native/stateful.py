@@ -1,0 +1,214 @@
+"""A box whose files can be frozen, multiplied and put back: layers instead of copies."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from burnish.core.boxes import Policy, Snapshot
+from burnish.sandbox.native.box import LiveBox, Services
+from burnish.sandbox.native.client import failure
+from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.snapshots import SnapshotBook
+from burnish.sandbox.native.squashing import squash_if_due
+from burnish.sandbox.native.station import Making, Station
+from burnish.sandbox.native.stats import BoxInfo
+from burnish.sandbox.state.export import export_layers
+from burnish.sandbox.state.imports import import_tar
+from burnish.sandbox.state.layers import MAX_DEPTH
+
+Spawn = Callable[
+    [Station, int, Policy, int | None], AbstractAsyncContextManager[tuple["NativeBox", ...]]
+]
+"""Makes so many boxes from what a hold stands for."""
+
+
+class NativeBox(LiveBox):
+    """A `StatefulSandbox`."""
+
+    def __init__(
+        self,
+        station: Station,
+        making: Making,
+        hold: int,
+        policy: Policy,
+        services: Services,
+        book: SnapshotBook,
+        spawn: Spawn,
+    ) -> None:
+        """See `LiveBox`."""
+        super().__init__(station, making, hold, policy, services)
+        self._book = book
+        self._spawn = spawn
+        self._squashing: asyncio.Task[None] | None = None
+        self.lease: asyncio.TimerHandle | None = None
+        """Ends the box when it fires."""
+
+    def info(self, now_s: float) -> BoxInfo:
+        """What lists of boxes say about it; `now_s` is monotonic."""
+        station = self._station
+        with station.layers_lock:
+            num_layers = 0 if self._destroyed else len(station.layers.stack(self._hold))
+        return BoxInfo(
+            id=self.id,
+            image=station.image.name if station.image else "",
+            age_s=now_s - self.since_s,
+            num_layers=num_layers,
+            busy=self._lock.locked(),
+        )
+
+    async def snapshot(self) -> Snapshot:
+        """Freeze all files. Processes that were kept end. Costs nothing if nothing changed.
+
+        Raises:
+            ClassifiedFailure: the box is gone.
+        """
+        async with self._lock:
+            await self._steadily(self._freeze_now())
+            return self._book.add(self._station, self._hold)
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        """Back to a snapshot of this pool and image; everything since, processes too, is gone.
+
+        Raises:
+            UserError: the snapshot is of another pool or image, or forgotten.
+            ClassifiedFailure: the box is gone.
+        """
+        target = self._book.find(snapshot, self._station)
+        async with self._lock:
+            init = await self._ready()
+            await self._steadily(self._return_to(init, target))
+
+    @asynccontextmanager
+    async def fork(
+        self, count: int, snapshot: Snapshot | None = None
+    ) -> AsyncIterator[tuple["NativeBox", ...]]:
+        """Boxes that start from a snapshot, or from the present state; destroyed on exit.
+
+        They count towards `max_boxes`: forking boxes that all wait for places wait for ever.
+
+        Raises:
+            ValueError: more boxes than the pool may have.
+            UserError: the snapshot is of another pool or image, or forgotten.
+            ClassifiedFailure: of kind `sandbox`, if they cannot start.
+        """
+        station = self._station
+        hold = await self._hold_on(snapshot)
+        try:
+            async with self._spawn(station, count, self._policy, hold) as boxes:
+                yield boxes
+        finally:
+            station.let_go(hold)
+
+    async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
+        """Write what was changed above the image as a tar; returns its content digest.
+
+        Raises:
+            UserError: the snapshot is of another pool or image, or forgotten.
+            ClassifiedFailure: the box is gone.
+        """
+        station = self._station
+        hold = await self._hold_on(snapshot)
+        try:
+            with contextlib.ExitStack() as stack:
+                fds = []
+                for layer in station.stack(hold):
+                    fds.append(await station.layer_fd(layer))
+                    stack.callback(os.close, fds[-1])
+                work = asyncio.to_thread(export_layers, fds, destination, station.uid_base)
+                return await self._steadily(work)
+        finally:
+            station.let_go(hold)
+
+    async def import_tar(self, source: Path) -> None:
+        """Put the files of a tar (from `export_tar`, or of any origin) on top.
+
+        Raises:
+            ValueError: the archive tries to leave the box, or holds devices.
+            OSError: it does not fit into `disk_bytes`, or cannot be read.
+            ClassifiedFailure: the box is gone.
+        """
+        async with self._lock:
+            init = await self._ready()
+            await self._steadily(self._import(init, source))
+
+    async def destroy(self) -> None:
+        """See `LiveBox.destroy`."""
+        if self.lease is not None:
+            self.lease.cancel()
+        if self._squashing is not None and not self._squashing.done():
+            self._squashing.cancel()
+            await asyncio.wait((self._squashing,))
+        await super().destroy()
+
+    async def _hold_on(self, snapshot: Snapshot | None) -> int:
+        """A hold of our own on a snapshot, or on the present state."""
+        if snapshot is not None:
+            return self._station.hold(self._book.find(snapshot, self._station))
+        async with self._lock:
+            await self._steadily(self._freeze_now())
+            return self._station.hold(self._hold)
+
+    async def _freeze_now(self) -> None:
+        init = await self._ready()
+        await self._make_way()
+        if await self._freeze(init):
+            self._squash_later()
+
+    async def _make_way(self, num_layers: int = 1) -> None:
+        """Squash until so many layers fit on the stack. Two rounds: one may be under way already.
+
+        Raises:
+            ClassifiedFailure: it could not be squashed.
+        """
+        for _ in range(3):
+            if len(self._station.stack(self._hold)) + num_layers <= MAX_DEPTH:
+                return
+            if self._squashing is not None and not self._squashing.done():
+                await asyncio.wait((self._squashing,))
+            else:
+                await squash_if_due(self._station, self._hold)
+        raise failure(f"the box has {MAX_DEPTH} layers and they could not be merged")
+
+    def _squash_later(self) -> None:
+        if self._squashing is None or self._squashing.done():
+            work: Coroutine[Any, Any, None] = squash_if_due(self._station, self._hold)
+            self._squashing = asyncio.ensure_future(work)
+
+    async def _return_to(self, init: Init, target: int) -> None:
+        station = self._station
+        with station.layers_lock:
+            station.drop(station.layers.rollback(self._hold, target))
+        ending = asyncio.ensure_future(station.ended(init))
+        await asyncio.sleep(0)
+        # The helper reads the second request while the first one's processes die.
+        self._init = None
+        self._continue()
+        await ending
+
+    async def _import(self, init: Init, source: Path) -> None:
+        station, room = self._station, self._room
+        await self._make_way(2)
+        with station.layers_lock:
+            layer = station.layers.new()
+        try:
+            into = await station.new_layer(layer, room.disk_bytes, room.num_inodes)
+            try:
+                await asyncio.to_thread(import_tar, source, into, station.uid_base)
+            finally:
+                os.close(into)
+            if not await station.freeze(init, self._hold):
+                await station.ended(init)
+        except BaseException:
+            with station.layers_lock:
+                station.layers.discard(layer)
+            station.drop([layer])
+            raise
+        with station.layers_lock:
+            station.layers.push(self._hold, layer)
+        self._init = None
+        self._continue()
+        self._squash_later()

@@ -1,0 +1,308 @@
+"""One helper with what its boxes share, and the making and ending of boxes there."""
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from burnish.core.boxes import Limits, Policy, Privileges
+from burnish.core.errors import ClassifiedFailure
+from burnish.sandbox.cancellation import resolve
+from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.native import wire
+from burnish.sandbox.native.client import Answer, Helper, failure
+from burnish.sandbox.native.gauge import Census
+from burnish.sandbox.native.groups import Groups
+from burnish.sandbox.native.identities import Identities
+from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.launch import ImageRoot
+from burnish.sandbox.native.protocol import Op
+from burnish.sandbox.state.layers import LayerTable
+
+_PAGE_BYTES = 4096
+
+
+class Room(NamedTuple):
+    """What a box may store."""
+
+    disk_bytes: int
+    num_inodes: int
+    shm_bytes: int
+    """0: within `disk_bytes`."""
+
+
+def room_for(limits: Limits) -> Room:
+    """What these limits mean; inodes cost memory too, so there is always a bound."""
+    inodes = limits.num_inodes
+    if inodes is None:
+        inodes = max(256, limits.disk_bytes // _PAGE_BYTES)
+    return Room(limits.disk_bytes, inodes, limits.shm_bytes or 0)
+
+
+DEFAULT_ROOM = room_for(Limits())
+
+
+class Kind(NamedTuple):
+    """Boxes of one kind can stand in for each other until they are used."""
+
+    packages: bool
+    deterministic: bool
+
+
+def kind_of(policy: Policy) -> Kind:
+    """The part of a policy that a box is born with."""
+    return Kind(policy.privileges is Privileges.PACKAGES, policy.deterministic)
+
+
+class Making:
+    """A box on its way, or one that waits to be used."""
+
+    def __init__(self, station: "Station", group: BoxGroup | None) -> None:
+        """Made by `Station.make`."""
+        self._station = station
+        self._lock = threading.Lock()
+        self._outcome: Init | Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._abandoned = False
+        self._begun_s = time.perf_counter()
+        self.group = group
+        self.took_s = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is known that there will be no box."""
+        return isinstance(self._outcome, Exception)
+
+    @property
+    def number(self) -> int:
+        """Of the box; 0 until it is there."""
+        return self._outcome.number if isinstance(self._outcome, Init) else 0
+
+    def settle(self, outcome: Init | Exception) -> None:
+        """The helper has answered."""
+        self.took_s = time.perf_counter() - self._begun_s
+        with self._lock:
+            self._outcome = outcome
+            waiter, abandoned = self._waiter, self._abandoned
+        if abandoned:
+            self._dispose()
+        elif waiter is not None:
+            resolve(waiter, None)
+
+    async def wait(self) -> Init:
+        """The live init. When cancelled, call `abandon`.
+
+        Raises:
+            OSError: the host is out of something.
+            ClassifiedFailure: the helper has ended.
+        """
+        if self._outcome is None:
+            with self._lock:
+                waiter = self._waiter = asyncio.get_running_loop().create_future()
+            with self._station.helper.watching():
+                if self._outcome is None:
+                    await waiter
+        outcome = self._outcome
+        if isinstance(outcome, Init):
+            return outcome
+        assert outcome is not None
+        raise outcome
+
+    def abandon(self) -> None:
+        """Nobody wants it: it ends, now or when it comes to life."""
+        with self._lock:
+            self._abandoned = True
+            there = self._outcome is not None
+        if there:
+            self._dispose()
+
+    def _dispose(self) -> None:
+        group, self.group = self.group, None
+        outcome, station = self._outcome, self._station
+        if isinstance(outcome, Init):
+            station.end(outcome, lambda: station.give_group(group))
+        else:
+            station.give_group(group)
+
+
+class Station:
+    """Makes and ends boxes of one image with one helper. Usable from any thread and loop."""
+
+    def __init__(
+        self, helper: Helper, image: ImageRoot | None, ids: Identities, groups: Groups | None
+    ) -> None:
+        """Take over the helper."""
+        self.helper = helper
+        self.image = image
+        self.ids = ids
+        self.job_id = 0 if image is not None else ids.nobody
+        self.uid_base = ids.uid_first
+        self.groups = groups
+        self.census = Census()
+        self.layers = LayerTable()
+        self.layers_lock = threading.RLock()
+        self._numbers = itertools.count(1)
+
+    @property
+    def alive(self) -> bool:
+        """Whether boxes can be made here."""
+        return self.helper.alive
+
+    def take_group(self) -> BoxGroup | None:
+        """Control groups for a box, where there are any."""
+        return self.groups.take() if self.groups else None
+
+    def give_group(self, group: BoxGroup | None) -> None:
+        """For the next box."""
+        if group is not None and self.groups is not None:
+            self.groups.give(group)
+
+    def make(
+        self,
+        kind: Kind,
+        group: BoxGroup | None,
+        *,
+        room: Room = DEFAULT_ROOM,
+        hold: int | None = None,
+        lent: bool = False,
+        on_made: Callable[["Making"], None] | None = None,
+    ) -> Making:
+        """Begin to make a box.
+
+        Args:
+            kind: what it is born with.
+            group: where its processes go. Belongs to the making and then to its box.
+            room: what it may store.
+            hold: layers that it starts from.
+            lent: the group belongs to somebody else.
+            on_made: called when it is there or has failed, in any thread.
+        """
+        number = next(self._numbers)
+        making = Making(self, None if lent else group)
+
+        def on_answer(answer: Answer | None) -> None:
+            making.settle(self._made(number, answer))
+            if on_made is not None:
+                on_made(making)
+
+        flags = wire.create_flags(
+            into_cgroup=group is not None and group.into_directory,
+            deterministic=kind.deterministic,
+            packages=kind.packages,
+        )
+        try:
+            fds = group.entry_fds() if group else ()
+        except OSError as error:
+            making.settle(error)
+            return making
+        # No layer of the stack may be dropped before the helper has read it.
+        with self.layers_lock:
+            stack = self.layers.stack(hold) if hold is not None else ()
+            body = wire.create_body(number, *room, stack)
+            self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=fds)
+        return making
+
+    def _made(self, number: int, answer: Answer | None) -> Init | Exception:
+        try:
+            reply, fds = self.helper.checked(answer)
+            (pid,) = wire.read_numbers(reply, Op.CREATED, "I")
+        except OSError as error:
+            return error
+        except wire.BadReply as error:
+            self.helper.kill()
+            return failure(f"the helper broke the protocol: {error}")
+        except ClassifiedFailure as error:
+            return error
+        return Init(number, pid, fds)
+
+    def end(self, init: Init, on_ended: Callable[[], None]) -> None:
+        """End a box; `on_ended` is called, in any thread, when no process of it is left."""
+        number = init.number
+        init.close()
+
+        def on_answer(answer: Answer | None) -> None:
+            self.helper.died.pop(number, None)
+            on_ended()
+
+        self.helper.submit(Op.DESTROY, wire.numbers_body("I", number), on_answer)
+
+    async def ended(self, init: Init) -> None:
+        """End a box and wait for it."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.end(init, lambda: resolve(future, None))
+        with self.helper.watching():
+            await future
+
+    async def freeze(self, init: Init, hold: int) -> bool:
+        """End a box and lay what it wrote on top of the stack of `hold`.
+
+        False if it wrote nothing: then it lives on.
+
+        Raises:
+            OSError: the helper said so.
+            ClassifiedFailure: the helper has ended.
+        """
+        with self.layers_lock:
+            layer = self.layers.new()
+        try:
+            await self.helper.ask(Op.FREEZE, wire.numbers_body("II", init.number, layer))
+        except OSError as error:
+            with self.layers_lock:
+                self.layers.discard(layer)
+            if error.errno == errno.ENODATA:
+                return False
+            raise
+        self.helper.died.pop(init.number, None)
+        init.close()
+        with self.layers_lock:
+            self.layers.push(hold, layer)
+        return True
+
+    async def resize(self, init: Init, room: Room) -> None:
+        """Change what a box may store.
+
+        Raises:
+            OSError: EINVAL if it stores more already.
+            ClassifiedFailure: the helper has ended.
+        """
+        body = wire.numbers_body("IQI", init.number, room.disk_bytes, room.num_inodes)
+        await self.helper.ask(Op.RESIZE, body)
+
+    async def new_layer(self, layer: int, size_bytes: int, num_inodes: int) -> int:
+        """An empty layer; returns its directory, for the caller to fill and close."""
+        body = wire.numbers_body("IQI", layer, size_bytes, num_inodes)
+        return _one_fd(await self.helper.ask(Op.NEWLAYER, body))
+
+    async def layer_fd(self, layer: int) -> int:
+        """The directory of a layer; the caller closes it."""
+        return _one_fd(await self.helper.ask(Op.LAYERFD, wire.numbers_body("I", layer)))
+
+    def drop(self, layers: list[int]) -> None:
+        """Nobody needs them any more."""
+        for layer in layers:
+            self.helper.submit(Op.DROP, wire.numbers_body("I", layer), lambda answer: None)
+
+    def hold(self, stack_of: int | None = None) -> int:
+        """A new hold in the layer table, on nothing or on what another hold stands for."""
+        with self.layers_lock:
+            return self.layers.acquire() if stack_of is None else self.layers.fork(stack_of)
+
+    def let_go(self, hold: int) -> None:
+        """End a hold."""
+        with self.layers_lock, contextlib.suppress(ValueError):
+            self.drop(self.layers.release(hold))
+
+    def stack(self, hold: int) -> tuple[int, ...]:
+        """Layers of a hold, lowest first."""
+        with self.layers_lock:
+            return self.layers.stack(hold)
+
+
+def _one_fd(answer: Answer) -> int:
+    if len(answer.fds) != 1:
+        raise failure("the helper answered without the directory that was asked for")
+    return answer.fds[0]

@@ -1,0 +1,243 @@
+"""Bytes of the messages in `protocol.py`: requests are built here, replies are judged here.
+
+Replies of an init come out of a box, so of hostile code: every field is checked.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, Ending, Flag, Op
+
+REPLY_BYTES = 4096
+"""No reply is longer; a longer one is cut by the receiver and then refused."""
+_COUNT = struct.Struct("<I")
+_CREATE = struct.Struct("<IQIQ")
+_EXEC = struct.Struct("<QII")
+_LIMIT = struct.Struct("<IQQ")
+_EXITED = struct.Struct("<IiQQQQ")
+_MAX_U64 = 2**64 - 1
+_NUM_SIGNALS = 64
+_MAX_ERRNO = 4095
+
+
+class BadReply(Exception):
+    """A reply that is not what the protocol says: its sender cannot be trusted any more."""
+
+
+class Reply(NamedTuple):
+    """A message without its header."""
+
+    op: int
+    id: int
+    body: bytes
+
+
+class Exited(NamedTuple):
+    """How a command ended, as the init saw it."""
+
+    ending: Ending
+    code: int
+    wall_s: float
+    cpu_s: float
+    max_rss_bytes: int
+
+
+class Hello(NamedTuple):
+    """What a helper serves."""
+
+    version: int
+    uid_first: int
+    gid_first: int
+    num_ids: int
+    job_uid: int
+    rootfs: str
+    binds: tuple[tuple[str, str], ...] = ()
+    links: tuple[tuple[str, str], ...] = ()
+    hidden: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+
+
+def message(op: Op, number: int, body: bytes = b"", flags: int = 0) -> bytes:
+    """A whole message.
+
+    Raises:
+        ValueError: too long to be sent.
+    """
+    size = HEADER.size + len(body)
+    if size > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message may have {MAX_MESSAGE_BYTES} bytes, this one has {size}")
+    return HEADER.pack(size, op, flags, number) + body
+
+
+def hello_body(hello: Hello) -> bytes:
+    """Of HELLO."""
+    numbers = struct.pack("<IIIII", *hello[:5])
+    pairs = (hello.binds, hello.links)
+    return b"".join(
+        (
+            numbers,
+            _text(hello.rootfs),
+            *(_list(_text(a) + _text(b) for a, b in entries) for entries in pairs),
+            _list(_text(path) for path in hello.hidden),
+            _list(_text(path) + _text(text) for path, text in hello.files),
+        )
+    )
+
+
+def create_body(
+    box: int, disk_bytes: int, num_inodes: int, shm_bytes: int, layers: Sequence[int]
+) -> bytes:
+    """Of CREATE; layers lowest first."""
+    return _CREATE.pack(box, disk_bytes, num_inodes, shm_bytes) + _list(map(_COUNT.pack, layers))
+
+
+def numbers_body(kinds: str, *numbers: int) -> bytes:
+    """Of a message that is only numbers; `kinds` as in `struct`."""
+    return struct.pack(f"<{kinds}", *numbers)
+
+
+def path_body(kinds: str, *numbers: int, path: str) -> bytes:
+    """Of PUT and GET: numbers, then a path."""
+    return struct.pack(f"<{kinds}", *numbers) + _text(path)
+
+
+class Job(NamedTuple):
+    """Fields of EXEC."""
+
+    wall_us: int
+    uid: int
+    gid: int
+    rlimits: tuple[tuple[int, int, int], ...]
+    cwd: str
+    argv: tuple[str, ...]
+    base_env: tuple[tuple[str, str], ...]
+    env: Mapping[str, str]
+
+
+def exec_body(job: Job) -> bytes:
+    """Of EXEC. Later variables take the place of earlier ones of the same name."""
+    parts = [
+        _EXEC.pack(job.wall_us, job.uid, job.gid),
+        _limits(job.rlimits),
+        _text(job.cwd),
+        _COUNT.pack(len(job.argv)),
+        *map(_text, job.argv),
+    ]
+    if job.env:
+        merged = {**dict(job.base_env), **job.env}
+        parts.append(_variables(tuple(merged.items())))
+    else:
+        parts.append(_base_variables(job.base_env))
+    return b"".join(parts)
+
+
+@lru_cache(maxsize=256)
+def _limits(entries: tuple[tuple[int, int, int], ...]) -> bytes:
+    return _list(_LIMIT.pack(which, soft, hard) for which, soft, hard in entries)
+
+
+def _variables(entries: tuple[tuple[str, str], ...]) -> bytes:
+    return _list(_text(f"{name}={value}") for name, value in entries)
+
+
+_base_variables = lru_cache(maxsize=64)(_variables)
+
+
+def _list(items: Iterable[bytes]) -> bytes:
+    encoded = list(items)
+    return _COUNT.pack(len(encoded)) + b"".join(encoded)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogateescape")
+    if b"\0" in data:
+        raise ValueError("text of a message must not contain NUL bytes")
+    return _COUNT.pack(len(data)) + data
+
+
+def split(data: bytes) -> Reply:
+    """Check a header.
+
+    Raises:
+        BadReply: shorter than a header, or of another size than it says.
+    """
+    if len(data) < HEADER.size:
+        raise BadReply(f"a reply of {len(data)} bytes")
+    size, op, flags, number = HEADER.unpack_from(data)
+    if size != len(data) or flags:
+        raise BadReply(f"a reply of {len(data)} bytes says size {size}, flags {flags}")
+    return Reply(op, number, data[HEADER.size :])
+
+
+def read_numbers(reply: Reply, op: Op, kinds: str) -> tuple[int, ...]:
+    """The fields of a reply that has only numbers.
+
+    Raises:
+        BadReply: another operation or another size.
+    """
+    layout = struct.Struct(f"<{kinds}")
+    if reply.op != op or len(reply.body) != layout.size:
+        raise BadReply(f"reply {reply.op} of {len(reply.body)} bytes where {op.name} was due")
+    return layout.unpack(reply.body)
+
+
+def read_error(reply: Reply) -> tuple[int, str] | None:
+    """(errno, stage) if the reply is an ERROR, else None.
+
+    Raises:
+        BadReply: an ERROR that is malformed.
+    """
+    if reply.op != Op.ERROR:
+        return None
+    if len(reply.body) < 8:
+        raise BadReply("an error without a text")
+    number, length = struct.unpack_from("<iI", reply.body)
+    if not 1 <= number <= _MAX_ERRNO or length != len(reply.body) - 8:
+        raise BadReply(f"an error with number {number} and {len(reply.body)} bytes")
+    return number, reply.body[8:].decode("utf-8", "replace")
+
+
+def read_exited(data: bytes, number: int) -> Exited:
+    """The EXITED that answers EXEC `number`.
+
+    Raises:
+        BadReply: anything else, or values that no command can end with.
+    """
+    reply = split(data)
+    if reply.op != Op.EXITED or reply.id != number or len(reply.body) != _EXITED.size:
+        raise BadReply(f"reply {reply.op} to {reply.id} where the end of {number} was due")
+    ending, code, wall_us, user_us, system_us, max_rss_bytes = _EXITED.unpack(reply.body)
+    if not _plausible(ending, code):
+        raise BadReply(f"an end of kind {ending} with code {code}")
+    return Exited(Ending(ending), code, wall_us / 1e6, (user_us + system_us) / 1e6, max_rss_bytes)
+
+
+def _plausible(ending: int, code: int) -> bool:
+    if ending == Ending.EXITED:
+        return 0 <= code <= 255
+    if ending == Ending.SIGNALED:
+        return 1 <= code <= _NUM_SIGNALS
+    if ending == Ending.NOT_STARTED:
+        return 1 <= code <= _MAX_ERRNO
+    return ending in (Ending.TIMEOUT, Ending.KILLED) and code == 0
+
+
+def exec_flags(*, keep: bool, packages: bool) -> int:
+    """Of EXEC, without EXEC_IN_FILE."""
+    return keep * Flag.EXEC_KEEP | packages * Flag.EXEC_PACKAGES
+
+
+def create_flags(*, into_cgroup: bool, deterministic: bool, packages: bool) -> int:
+    """Of CREATE."""
+    return (
+        into_cgroup * Flag.CREATE_INTO_CGROUP
+        | deterministic * Flag.CREATE_DETERMINISTIC
+        | packages * Flag.CREATE_PACKAGES
+    )
+
+
+def u64(value: float) -> int:
+    """Rounded and within what the wire can carry."""
+    return min(_MAX_U64, max(0, round(value)))
