@@ -20,7 +20,9 @@ class SuiteConfig(Config):
     """Size and sampling of the held-out evaluation."""
 
     num_tasks: int = Field(default=64, ge=1)
-    """Held-out tasks per domain: indices 0 to num_tasks - 1."""
+    """Held-out tasks per domain."""
+    first_task: int = Field(default=0, ge=0)
+    """Index of the first of them: tasks that chose a recipe must not judge it."""
     num_samples: int = Field(default=1, ge=1)
     """Samples per task. More than one needs a temperature above 0."""
     temperature: float = Field(default=0.0, ge=0.0)
@@ -112,7 +114,7 @@ class Suite(Record, frozen=True, kw_only=True):
 
 
 def build_suite(environments: Mapping[str, Environment], config: SuiteConfig) -> Suite:
-    """The suite of the first `num_tasks` held-out tasks of each domain.
+    """The suite of `num_tasks` held-out tasks of each domain, from `first_task` on.
 
     Raises:
         UserError: if nothing would be evaluated, or samples would only repeat each other.
@@ -125,8 +127,9 @@ def build_suite(environments: Mapping[str, Environment], config: SuiteConfig) ->
             "every time.",
             fix="set temperature above 0, or num_samples = 1 and a larger num_tasks.",
         )
+    indices = tuple(range(config.first_task, config.first_task + config.num_tasks))
     return Suite(
-        indices={name: tuple(range(config.num_tasks)) for name in environments},
+        indices=dict.fromkeys(environments, indices),
         environment_digests={name: env.digest for name, env in environments.items()},
         plan=SamplingPlan(
             num_samples=config.num_samples,

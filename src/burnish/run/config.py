@@ -113,6 +113,8 @@ class EvaluateSection(Config):
 
     tasks_per_domain: Count = 64
     """Held-out tasks of each domain; 0 turns evaluation off."""
+    first_task: Count = 0
+    """Index of the first of them: look at results on some, then report others."""
     max_concurrent: Positive = 64
     """Episodes in flight at once."""
 

@@ -86,10 +86,14 @@ async def check_environments(session: Session) -> Gated:
 
 def held_out_suite(session: Session, environments: Mapping[str, Environment]) -> Suite | None:
     """The suite of the run's evaluations; None if evaluation is turned off."""
-    num_tasks = session.config.evaluate.tasks_per_domain
-    if num_tasks == 0:
+    section = session.config.evaluate
+    if section.tasks_per_domain == 0:
         return None
-    config = SuiteConfig(num_tasks=num_tasks, seed=session.config.run.seed)
+    config = SuiteConfig(
+        num_tasks=section.tasks_per_domain,
+        first_task=section.first_task,
+        seed=session.config.run.seed,
+    )
     return build_suite(environments, config)
 
 

@@ -240,3 +240,12 @@ def test_seeds_differ_between_samples_and_do_not_depend_on_other_domains():
     alone = list(build_suite({"b": ENVIRONMENTS["b"]}, config).samples())
     assert len({r.seed for r in both}) == len(both)
     assert [r for r in both if r.domain == "b"] == alone
+
+
+def test_a_suite_can_leave_out_the_tasks_that_chose_a_recipe():
+    seen = build_suite(ENVIRONMENTS, SuiteConfig(num_tasks=6))
+    fresh = build_suite(ENVIRONMENTS, SuiteConfig(num_tasks=6, first_task=6))
+    for domain in ENVIRONMENTS:
+        assert len(fresh.indices[domain]) == 6
+        assert not set(fresh.indices[domain]) & set(seen.indices[domain])
+    assert fresh.digest != seen.digest
