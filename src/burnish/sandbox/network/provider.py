@@ -17,7 +17,7 @@ from burnish.sandbox.network.addresses import Resolver, SystemResolver, parse_pr
 from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import EventSink
 from burnish.sandbox.network.loop_thread import LoopThread
-from burnish.sandbox.network.policy import parse_allow
+from burnish.sandbox.network.policy import AllowRules, parse_allow
 from burnish.sandbox.network.proxy import BoxProxy
 from burnish.sandbox.network.upstream import Dialer, Outside, dial
 
@@ -32,13 +32,13 @@ _BACKLOG = 128
 class Attachment:
     """The network of one box."""
 
-    def __init__(
-        self, network: "AllowListNetwork", proxy: BoxProxy, allow: tuple[str, ...]
-    ) -> None:
+    def __init__(self, network: "AllowListNetwork", allow: tuple[str, ...], box_id: str) -> None:
         """Made by `AllowListNetwork.attach`."""
         self._network = network
-        self._proxy = proxy
         self._allow = allow
+        self._rules = parse_allow(allow)
+        self._box_id = box_id
+        self._proxy: BoxProxy | None = None
 
     @property
     def env(self) -> dict[str, str]:
@@ -68,22 +68,28 @@ class Attachment:
             UserError: an entry is malformed; nothing was changed.
         """
         rules = parse_allow(allow)
-        self._allow = allow
-        await self._network.run(lambda: self._proxy.set_rules(rules))
+        self._allow, self._rules = allow, rules
+        if (proxy := self._proxy) is not None:
+            await self._network.run(lambda: proxy.set_rules(rules))
 
     async def fork(self, listen: Listen, box_id: str) -> "Attachment":
         """Attach another box with the present list."""
         return await self._network.attach(listen, Policy(allow=self._allow), box_id)
 
     async def restore(self, listen: Listen) -> None:
-        """Go on with the present list after the box got a new network (rollback, snapshot)."""
-        allow, box_id = self._allow, self._proxy.box_id
+        """Go on with the present list after the box got a new network (rollback, snapshot).
+
+        What `listen` raises is passed on; the box then has no network, and this may be repeated.
+        """
         await self.close()
-        self._proxy = await self._network.start(listen, allow, box_id)
+        # The list is read once the socket is there: it may have changed in the meantime.
+        self._proxy = await self._network.start(listen, lambda: self._rules, self._box_id)
 
     async def close(self) -> None:
         """Cut everything. May be called again."""
-        await self._network.end(self._proxy)
+        if self._proxy is not None:
+            await self._network.end(self._proxy)
+            self._proxy = None
 
 
 class AllowListNetwork:
@@ -131,13 +137,16 @@ class AllowListNetwork:
         Raises:
             UserError: the policy has a malformed entry.
         """
-        return Attachment(self, await self.start(listen, policy.allow, box_id), policy.allow)
+        attachment = Attachment(self, policy.allow, box_id)
+        await attachment.restore(listen)
+        return attachment
 
-    async def start(self, listen: Listen, allow: tuple[str, ...], box_id: str) -> BoxProxy:
-        """The part of `attach` below the attachment."""
-        rules = parse_allow(allow)
-        proxy = BoxProxy(box_id, rules, self._outside, self._bounds, sink=self._sink, now=self._now)
+    async def start(self, listen: Listen, rules: Callable[[], AllowRules], box_id: str) -> BoxProxy:
+        """Serve a socket of a box by the rules of the moment at which it is there."""
         listener = await listen(PROXY_PORT)
+        proxy = BoxProxy(
+            box_id, rules(), self._outside, self._bounds, sink=self._sink, now=self._now
+        )
         # From here nothing waits: a cancelled caller cannot leave a proxy that nobody knows.
         self._proxies.add(proxy)
         try:
