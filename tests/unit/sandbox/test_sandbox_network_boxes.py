@@ -5,14 +5,15 @@ import contextlib
 import os
 import shutil
 import ssl
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from burnish.core.boxes import Policy
+from burnish.core.boxes import ExecStatus, Policy, Sandbox
+from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.network.events import NetworkEvent, Reason, Verdict
 from burnish.sandbox.network.provider import PROXY_PORT, AllowListNetwork, unix_listener
 from burnish.sandbox.network.relay import relay_source
@@ -134,3 +135,55 @@ def test_the_relay_is_the_only_way_out_of_a_bubblewrap_box(https_port: int, tmp_
     (tmp_path / "relay.py").write_bytes(relay_source())
     shutil.copy(CERTIFICATE, tmp_path)
     check(asyncio.run(main()), events)
+
+
+def test_a_native_box_reaches_its_list_and_keeps_to_it_after_rollback(https_port: int) -> None:
+    async def main() -> list[str]:
+        network = network_to(https_port, events)
+        pool = NativePool(SandboxConfig(max_boxes=2), network=network)
+        outputs = []
+        try:
+            policy = Policy(allow=(f"allowed.test:{https_port}",))
+            async with pool.acquire(policy=policy) as box:
+                await box.write_file("server.pem", CERTIFICATE.read_bytes())
+
+                async def probe(box: Sandbox) -> str:
+                    argv = ("python3", "-c", PROBE, str(https_port), "server.pem")
+                    result = await box.exec(argv)
+                    assert result.status is ExecStatus.OK, result
+                    return result.stdout.decode()
+
+                outputs.append(await probe(box))
+                snapshot = await box.snapshot()
+                outputs.append(await probe(box))
+                await box.rollback(snapshot)
+                outputs.append(await probe(box))
+                async with box.fork(1) as (fork,):
+                    outputs.append(await probe(fork))
+        finally:
+            await pool.close()
+            await network.close()
+        return outputs
+
+    events: list[NetworkEvent] = []
+    before = threading.active_count()
+    for output in asyncio.run(main()):
+        check(output, events)
+    assert len({event.box for event in events}) == 2
+    assert threading.active_count() == before
+
+
+def test_a_native_box_without_a_list_has_nothing_but_its_own_loopback(https_port: int) -> None:
+    async def main() -> str:
+        pool = NativePool(SandboxConfig(max_boxes=1))
+        try:
+            async with pool.acquire() as box:
+                await box.write_file("server.pem", CERTIFICATE.read_bytes())
+                argv = ("python3", "-c", PROBE, str(https_port), "server.pem")
+                return (await box.exec(argv)).stdout.decode()
+        finally:
+            await pool.close()
+
+    lines = asyncio.run(main()).splitlines()
+    assert len(lines) == 8
+    assert all(" failed: " in line for line in lines)

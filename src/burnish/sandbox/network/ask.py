@@ -34,6 +34,8 @@ class Ask(NamedTuple):
     """The answer when the way is open; none to a plain request, which the server answers."""
     head: Head | None = None
     """The plain request."""
+    problem: Refused | None = None
+    """Why this cannot be, wherever it goes."""
 
 
 _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
@@ -63,7 +65,9 @@ async def read_http(reader: asyncio.StreamReader, first: bytes) -> Ask:
 
 async def read_socks(reader: asyncio.StreamReader) -> Ask:
     """Read a request of SOCKS 5, after the greeting."""
-    return Ask(await socks.read_request(reader), socks.reply(socks.Reply.SUCCEEDED))
+    authority, connects = await socks.read_request(reader)
+    problem = None if connects else Refused(Reason.COMMAND, "only the SOCKS command CONNECT")
+    return Ask(authority, socks.reply(socks.Reply.SUCCEEDED), problem=problem)
 
 
 def refusal(refused: Refused, speech: Speech) -> bytes:

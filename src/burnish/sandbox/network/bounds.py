@@ -7,7 +7,8 @@ class ProxyBounds(Record, frozen=True, kw_only=True):
     """Bounds that keep a hostile box from hurting more than itself."""
 
     num_connections: int = 64
-    """Served at once; more wait in the queue of the box's own socket."""
+    """Served at once, fewer where many boxes share (`shares.py`); more wait in the queue of the
+    box's own socket."""
     num_lookups: int = 4
     """Names of one box resolved at once."""
     num_denials: int = 10_000

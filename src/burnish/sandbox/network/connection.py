@@ -152,6 +152,8 @@ class Connection:
     def _decide(self, ask: Ask) -> tuple[Host, Opening | None]:
         self.host, self.port = ask.authority
         self._stage = Stage.ASKED
+        if ask.problem is not None:
+            raise ask.problem
         decision = decide(self.host, self.port, self._services.rules())
         if not decision.allowed:
             raise Refused(decision.reason, f"{self.host}:{self.port} is not on the allow list")

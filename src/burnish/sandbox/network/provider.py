@@ -19,6 +19,7 @@ from burnish.sandbox.network.events import EventSink
 from burnish.sandbox.network.loop_thread import LoopThread
 from burnish.sandbox.network.policy import AllowRules, parse_allow
 from burnish.sandbox.network.proxy import BoxProxy
+from burnish.sandbox.network.shares import Shares, affordable_connections
 from burnish.sandbox.network.upstream import Dialer, Outside, dial
 
 PROXY_PORT = 3128
@@ -128,6 +129,9 @@ class AllowListNetwork:
             self._bounds, resolver=found, dialer=dialer, private=parse_private(private)
         )
         self._now = now
+        self._shares = Shares(
+            num_in_all=affordable_connections(), num_per_box=self._bounds.num_connections
+        )
         self._thread = LoopThread("sandbox-network")
         self._proxies: set[BoxProxy] = set()
 
@@ -145,7 +149,13 @@ class AllowListNetwork:
         """Serve a socket of a box by the rules of the moment at which it is there."""
         listener = await listen(PROXY_PORT)
         proxy = BoxProxy(
-            box_id, rules(), self._outside, self._bounds, sink=self._sink, now=self._now
+            box_id,
+            rules(),
+            self._outside,
+            self._bounds,
+            shares=self._shares,
+            sink=self._sink,
+            now=self._now,
         )
         # From here nothing waits: a cancelled caller cannot leave a proxy that nobody knows.
         self._proxies.add(proxy)

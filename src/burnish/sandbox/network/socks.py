@@ -59,11 +59,11 @@ async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.write(bytes((VERSION, _NO_AUTHENTICATION)))
 
 
-async def read_request(reader: asyncio.StreamReader) -> Authority:
-    """Read what is asked for.
+async def read_request(reader: asyncio.StreamReader) -> tuple[Authority, bool]:
+    """Read what is asked for, and whether the command is CONNECT.
 
     Raises:
-        Refused: malformed, or not CONNECT.
+        Refused: malformed.
         asyncio.IncompleteReadError: the client hung up.
     """
     version, command, reserved, kind = await reader.readexactly(4)
@@ -77,9 +77,7 @@ async def read_request(reader: asyncio.StreamReader) -> Authority:
     else:
         raise Refused(Reason.BAD_REQUEST, "malformed SOCKS request")
     port = int.from_bytes(await reader.readexactly(2))
-    if command != _CONNECT:
-        raise Refused(Reason.COMMAND, "only the SOCKS command CONNECT")
-    return Authority(host, port)
+    return Authority(host, port), command == _CONNECT
 
 
 def _spell(packed: bytes) -> str:
