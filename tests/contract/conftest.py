@@ -13,12 +13,13 @@ from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.interpreter import python_argv
+from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.remote.client import RemotePool
 from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.hosting import ServerThread
 from burnish.sandbox.start import open_pool
-
 
 
 class ServedPool(RemotePool):
@@ -43,14 +44,23 @@ MakePool = Callable[[int], SandboxPool]
 
 # A new backend is one more entry here.
 BACKENDS: dict[str, MakePool] = {
+    "native": lambda n: NativePool(SandboxConfig(max_boxes=n)),
+    "native-sampled": lambda n: NativePool(SandboxConfig(max_boxes=n, control_groups=False)),
+    "native-python": lambda n: NativePool(SandboxConfig(max_boxes=n, helper="python")),
     "bubblewrap": lambda n: BubblewrapPool(SandboxConfig(max_boxes=n)),
     "bubblewrap-sampled": lambda n: BubblewrapPool(
         SandboxConfig(max_boxes=n, control_groups=False)
     ),
 }
 BACKENDS["remote"] = served
+BACKENDS |= {
+    "oci-crun": lambda n: OciPool(SandboxConfig(max_boxes=n), "crun"),
+    "oci-crun-sampled": lambda n: OciPool(SandboxConfig(max_boxes=n, control_groups=False), "crun"),
+    "oci-runc": lambda n: OciPool(SandboxConfig(max_boxes=n), "runc"),
+    "gvisor": lambda n: OciPool(SandboxConfig(max_boxes=n), "runsc"),
+}
 # Their single tests are so slow that only `make test-slow` runs them.
-SLOW: frozenset[str] = frozenset()
+SLOW = frozenset({"oci-crun-sampled", "gvisor"})
 
 
 @pytest.fixture(

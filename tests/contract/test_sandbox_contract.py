@@ -14,6 +14,7 @@ from burnish.core.boxes import (
     ExecResult,
     ExecStatus,
     Feature,
+    Isolation,
     Limits,
     Policy,
     Privileges,
@@ -107,7 +108,7 @@ def test_a_command_that_no_machine_could_run_is_refused(
 
 def test_a_command_line_that_is_too_long_is_not_a_crash(pool: SandboxPool) -> None:
     result = run(pool, "echo", "x" * (4 * MIB))
-    assert (result.status, result.exit_code) == (ExecStatus.EXIT, 126)
+    assert (result.status, result.exit_code) in ((ExecStatus.EXIT, 126), (ExecStatus.EXIT, 127))
 
 
 @settings(max_examples=15, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -206,7 +207,10 @@ def test_process_limit_is_exact(pool: SandboxPool) -> None:
         "time.sleep(100)"
     )
     result = run_python(pool, code, num_pids=10)
-    assert (result.status, result.stdout) == (ExecStatus.PIDS, b"10\n")
+    assert result.stdout == b"10\n"
+    # A kernel in user space counts by itself, and what it refused is not seen from outside.
+    unseen = pool.capabilities.isolation is Isolation.USER_KERNEL
+    assert result.status is ExecStatus.PIDS or (unseen and result.exit_code == 3)
 
 
 def test_threads_count_as_processes(pool: SandboxPool) -> None:
@@ -281,7 +285,7 @@ def test_nothing_survives_a_command(pool: SandboxPool) -> None:
         started = await box.exec(python_argv("-c", daemon))
         assert started.status is ExecStatus.OK
         size = len(await box.read_file("alive"))
-        listing = await box.exec(("sh", "-c", "ls -d /proc/[0-9]* | wc -l"))
+        listing = await box.exec(("sh", "-c", "echo /proc/[0-9]* | wc -w"))
         assert int(listing.stdout) <= 6
         assert len(await box.read_file("alive")) == size
 
@@ -307,7 +311,7 @@ def test_cancelling_a_command_kills_it(pool: SandboxPool) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        listing = await box.exec(("sh", "-c", "ls -d /proc/[0-9]* | wc -l"))
+        listing = await box.exec(("sh", "-c", "echo /proc/[0-9]* | wc -w"))
         assert int(listing.stdout) <= 6
 
     in_box(pool, use)
@@ -330,14 +334,17 @@ def test_files_go_in_and_out_and_stay_between_commands(pool: SandboxPool) -> Non
 
 
 def test_boxes_are_fresh_and_apart(pool: SandboxPool) -> None:
+    # Not with `ls`, which fails under the gVisor of some distributions.
+    code = "import os; print(*map(os.listdir, ('/work', '/tmp', '/dev/shm')))"
+    listing = python_argv("-c", code)
+
     async def main() -> None:
         async with pool.acquire() as one, pool.acquire() as other:
             await one.write_file("secret", b"1")
             await one.exec(("sh", "-c", "echo 1 > /tmp/secret; echo 1 > /dev/shm/secret"))
-            for name in ("/work", "/tmp", "/dev/shm"):
-                assert (await other.exec(("ls", name))).stdout == b""
+            assert (await other.exec(listing)).stdout == b"[] [] []\n"
         async with pool.acquire() as later:
-            assert (await later.exec(("ls", "/work", "/tmp", "/dev/shm"))).stdout.count(b"\n") == 5
+            assert (await later.exec(listing)).stdout == b"[] [] []\n"
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
+from burnish.core.boxes import ExecResult, ExecStatus, Isolation, Limits, SandboxPool
 from burnish.core.errors import UserError
 from burnish.sandbox.interpreter import python_argv
 from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECIAL
@@ -25,7 +25,10 @@ COLUMN = ARCHITECTURES[platform.machine()].column
 def test_every_denied_call_is_refused(lines: Lines) -> None:
     numbers = {name: pair[COLUMN] for name, pair in DENIED.items() if pair[COLUMN] is not None}
     code = f"for name, number in {numbers}.items(): print(name, call(number))"
-    assert lines(code) == [f"{name} EPERM" for name in numbers]
+    seen = dict(line.split() for line in lines(code))
+    assert list(seen) == list(numbers)
+    # A filter by name does not know the newest: there they do not exist.
+    assert set(seen.values()) <= {"EPERM", "ENOSYS"}
 
 
 def test_unknown_calls_do_not_exist(lines: Lines) -> None:
@@ -60,8 +63,11 @@ def test_no_input_is_pushed_into_a_terminal(lines: Lines, request_number: int) -
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="this ABI exists on x86_64 only")
 def test_the_x32_abi_kills(attack: Attack) -> None:
-    result = attack("call(0x40000000 | 39); print('reached')")
-    assert (result.status, result.stdout) == (ExecStatus.POLICY, b"")
+    result = attack("print(call(0x40000000 | 39))")
+    assert (result.status, result.stdout) in (
+        (ExecStatus.POLICY, b""),
+        (ExecStatus.OK, b"ENOSYS\n"),  # a kernel without the ABI
+    )
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="this ABI exists on x86_64 only")
@@ -71,29 +77,36 @@ def test_the_i386_abi_kills(attack: Attack) -> None:
     # mov eax, 20 (getpid); int 0x80; ret
     page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(bytes.fromhex("b814000000cd80c3"))
-    ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
-    print("reached")
+    got = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+    print("reached" if got == os.getpid() else "failed")
     """
     result = attack(code)
     assert (result.status, result.stdout) in (
         (ExecStatus.POLICY, b""),
         (ExecStatus.SIGNAL, b""),  # a kernel without the ABI
+        (ExecStatus.OK, b"failed\n"),  # gVisor takes it for a call of its one ABI
     )
 
 
-def test_no_privilege_at_all(lines: Lines) -> None:
+def test_no_privilege_at_all(pool: SandboxPool, lines: Lines) -> None:
     code = """
     for line in open("/proc/self/status"):
         if line.startswith(("Cap", "NoNewPrivs", "Seccomp:")): print(*line.split())
-    for how in (lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.nice(-5),
+    for how in (lambda: os.nice(-5), lambda: os.setuid(0), lambda: os.setgid(0),
                 lambda: os.setgroups([0]), lambda: os.mknod("/work/n", 0o020666, os.makedev(1, 1)),
                 lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))):
         print(attempt(how) in ("EPERM", "EINVAL", "EACCES"))
     """
     seen = lines(code)
-    assert [line.split()[1] for line in seen[:5]] == ["0" * 16] * 5
-    assert seen[5:7] == ["NoNewPrivs: 1", "Seccomp: 2"]
-    assert seen[7:] == ["True"] * 6
+    # gVisor takes any niceness, and asks this machine for none.
+    assert seen[-6] == "True" or pool.capabilities.isolation is Isolation.USER_KERNEL
+    assert seen[-5:] == ["True"] * 5
+    status = dict(line.split() for line in seen[:-6])
+    assert status.pop("Seccomp:") == "2"
+    # gVisor names neither this nor the ambient set.
+    assert status.pop("NoNewPrivs:", "1") == "1"
+    assert {"CapInh:", "CapPrm:", "CapEff:", "CapBnd:"} <= set(status)
+    assert set(status.values()) == {"0" * 16}
 
 
 def test_setuid_programs_give_nothing(lines: Lines) -> None:
@@ -102,9 +115,11 @@ def test_setuid_programs_give_nothing(lines: Lines) -> None:
     for path in ("/usr/bin/su", "/usr/bin/mount", "/usr/bin/newgrp", "/usr/bin/passwd"):
         if os.path.exists(path):
             subprocess.run([path, "--version"], capture_output=True, stdin=subprocess.DEVNULL)
-    print(os.getresuid())
+    print(len({*os.getresuid(), *os.getresgid()}), *os.getresuid())
+    print(attempt(lambda: os.setgroups([])))
     """
-    assert lines(code) == ["(65534, 65534, 65534)"]
+    # An ordinary user has one id only, and some runtimes call it 0 inside.
+    assert lines(code) in (["1 65534 65534 65534", "EPERM"], ["1 0 0 0", "EPERM"])
 
 
 def test_limits_cannot_be_raised(lines: Lines) -> None:
@@ -126,7 +141,7 @@ def test_limits_cannot_be_raised(lines: Lines) -> None:
 @pytest.mark.parametrize("family", [16, 17, 29, 30, 31, 38, 40, 44])
 def test_exotic_sockets_do_not_exist(lines: Lines, family: int) -> None:
     code = f"print(attempt(lambda: socket.socket({family}, socket.SOCK_DGRAM)))"
-    assert lines(code) == ["EAFNOSUPPORT"]
+    assert lines(code) in (["EAFNOSUPPORT"], ["EPERM"])
 
 
 def test_raw_sockets_are_refused(lines: Lines) -> None:
@@ -167,11 +182,15 @@ def test_abstract_sockets_of_the_host_are_out_of_reach(lines: Lines) -> None:
 # Files
 
 
-def test_only_what_programs_need_is_visible(lines: Lines) -> None:
+def test_only_what_programs_need_is_visible(pool: SandboxPool, lines: Lines) -> None:
     code = "print(sorted(os.listdir('/'))); print(sorted(os.listdir('/etc')))"
     root, etc = lines(code)
     allowed = {"bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "tmp"}
-    assert set(eval(root)) <= allowed | {"usr", "work"}
+    # /run/box holds the command and its input where no descriptor can be passed.
+    allowed |= {"usr", "work", "run"}
+    if pool.capabilities.isolation is Isolation.USER_KERNEL:
+        allowed.add("sys")  # about that kernel
+    assert set(eval(root)) <= allowed
     assert set(eval(etc)) <= {"passwd", "group", "ld.so.cache", "alternatives"}
 
 
@@ -213,6 +232,8 @@ def test_the_kernels_switches_are_read_only(lines: Lines) -> None:
                  "/proc/sys/user/max_user_namespaces", "/proc/kcore", "/proc/kmsg",
                  "/proc/self/attr/current", "/sys/kernel/uevent_helper", "/dev/mem", "/dev/kmsg",
                  "/sys/fs/cgroup/memory/release_agent"):
+        if os.path.exists(path) and os.stat(path).st_rdev == os.makedev(1, 3):
+            continue  # /dev/null in its place
         print(attempt(lambda: os.write(os.open(path, os.O_WRONLY), b"1")))
     """
     assert set(lines(code)) <= {"EROFS", "EACCES", "EPERM", "ENOENT", "EINVAL"}
@@ -227,20 +248,23 @@ def test_no_descriptor_leaks_in(lines: Lines) -> None:
             pass
     """
     seen = [line for line in lines(code) if not line.endswith("attack.py")]
-    assert seen in (["0 /memfd", "1 pipe", "2 pipe"], ["0 /dev/null", "1 pipe", "2 pipe"])
+    assert seen[0] in ("0 /memfd", "0 /dev/null", "0 /run/box/stdin")
+    assert seen[1:] in (["1 pipe", "2 pipe"], ["1 host", "2 host"])
 
 
 def test_no_descriptor_of_process_1_leads_out(lines: Lines) -> None:
     code = """
     for name in os.listdir("/proc/1/fd"):
         target = os.readlink("/proc/1/fd/" + name)
-        if not target.startswith(("/dev/null", "pipe:", "anon_inode:[eventfd]", "/memfd:")):
+        if not target.startswith(("/dev/null", "pipe:", "anon_inode:[eventfd]", "/memfd:",
+                                  "/run/box/", "host:[")):
             print(target)
-    print(os.readlink("/proc/1/root"), os.readlink("/proc/1/cwd"))
-    print(sorted(os.listdir("/proc/1/root")) == sorted(os.listdir("/")))
+    print(attempt(lambda: os.readlink("/proc/1/root")), attempt(lambda: os.readlink("/proc/1/cwd")))
+    print(attempt(lambda: sorted(os.listdir("/proc/1/root")) == sorted(os.listdir("/"))))
     """
-    assert lines(code)[:1] == ["/ /"] or lines(code)[:1] == ["/ /work"]
-    assert lines(code)[1:] == ["True"]
+    seen = lines(code)
+    assert seen[0] in ("'/' '/'", "'/' '/work'", "EACCES EACCES")
+    assert seen[1:] in (["True"], ["EACCES"])
 
 
 def test_nothing_about_the_host_shows_in_process_1(lines: Lines) -> None:
@@ -264,16 +288,13 @@ def test_input_cannot_be_changed_under_us(pool: SandboxPool) -> None:
     assert asyncio.run(main()).stdout == b"refused\n"
 
 
-def test_device_files_are_the_harmless_ones(lines: Lines) -> None:
+def test_device_files_are_the_harmless_ones(pool: SandboxPool, lines: Lines) -> None:
     code = "print(sorted(os.listdir('/dev')))"
     harmless = {"core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin"}
-    assert set(eval(lines(code)[0])) <= harmless | {
-        "stdout",
-        "tty",
-        "urandom",
-        "zero",
-        "console",
-    }
+    harmless |= {"stdout", "tty", "urandom", "zero", "console"}
+    if pool.capabilities.isolation is Isolation.USER_KERNEL:
+        harmless |= {"fuse", "net"}  # devices of that kernel, not of this machine
+    assert set(eval(lines(code)[0])) <= harmless
 
 
 # Processes

@@ -21,7 +21,8 @@ from burnish.sandbox.bubblewrap.process import (
     uninterrupted,
 )
 from burnish.sandbox.bubblewrap.protocol import Exec
-from burnish.sandbox.cgroup import BoxGroup, Controllers
+from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.limits import ulimits
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
@@ -182,9 +183,11 @@ class StoredBox(ABC):
 
     def _sample(self, monitor_pid: int) -> TreeUsage:
         usage = tree_usage(read_processes(), monitor_pid)
+        return usage._replace(memory_bytes=usage.memory_bytes + self._stored_bytes())
+
+    def _stored_bytes(self) -> int:
         room = os.statvfs(self._storage)
-        stored = (room.f_blocks - room.f_bfree) * room.f_frsize
-        return usage._replace(memory_bytes=usage.memory_bytes + stored)
+        return (room.f_blocks - room.f_bfree) * room.f_frsize
 
     def _disk_full(self) -> bool:
         room = os.statvfs(self._storage)

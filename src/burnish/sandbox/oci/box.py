@@ -16,6 +16,7 @@ from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
 from burnish.sandbox.oci.launch import OciLaunch, Plan
 from burnish.sandbox.oci.launcher import launcher_script
 from burnish.sandbox.oci.runtime import SENTRY_BYTES, Runtime
+from burnish.sandbox.oci.sentry import sentry_file_bytes
 from burnish.sandbox.oci.spec import IdMapping
 from burnish.sandbox.proctree import TreeUsage
 
@@ -155,6 +156,7 @@ class OciBox(StoredBox):
         usage = super()._sample(monitor_pid)
         if not self._host.runtime.counted_whole:
             return usage
-        # Its processes are no tasks of the box: there RLIMIT_NPROC counts.
-        memory_bytes = max(0, usage.memory_bytes - SENTRY_BYTES)
-        return usage._replace(num_tasks=1, memory_bytes=memory_bytes)
+        # Its processes are no tasks of the box: there RLIMIT_NPROC counts. And what a program uses
+        # is resident in no process, but in one file in memory.
+        stored = self._stored_bytes()
+        return usage._replace(num_tasks=1, memory_bytes=stored + sentry_file_bytes(monitor_pid))

@@ -10,7 +10,7 @@ import msgspec
 from burnish.sandbox.bubblewrap.namespace import bind, mount_overlay, mount_plain_tmpfs
 from burnish.sandbox.commands import INSIDE_ID, WORK
 from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
-from burnish.sandbox.oci.filter import oci_filter
+from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
 from burnish.sandbox.oci.launcher import INBOX, LAUNCHER
 from burnish.sandbox.oci.runtime import FilterForm, Runtime
 from burnish.sandbox.oci.spec import Bind, BoxSpec, IdMapping, build_spec
@@ -112,13 +112,14 @@ def write_bundle(
     inside = {mapping.container_id for mapping in id_map} or {INSIDE_ID}
     # A runtime that does not know the annotation uses the section.
     as_bytes = runtime.filter_form is FilterForm.BYTES
+    plain = runtime.filter_form is FilterForm.PLAIN_NAMES
     box = BoxSpec(
         root=str(root.path),
         args=LAUNCHER,
         uid=INSIDE_ID if INSIDE_ID in inside else 0,
         id_map=id_map,
         binds=(*root.binds, *storage_binds(storage, inbox)),
-        seccomp=oci_filter(),
+        seccomp=gvisor_filter() if plain else oci_filter(),
         cgroups_path=cgroups_path,
         annotations={_BPF_ANNOTATION: base64.b64encode(build_filter()).decode()}
         if as_bytes

@@ -7,11 +7,13 @@ of what is allowed; what it leaves out answers ENOSYS, as a call that does not e
 import errno
 import platform
 
+import msgspec
+
 from burnish.sandbox.oci.calls import ALLOWED
 from burnish.sandbox.oci.spec import Argument, CallRule, Seccomp
 from burnish.sandbox.syscalls import DENIED
 
-_ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
+_ALLOW, _ERRNO, _TRACE = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO", "SCMP_ACT_TRACE"
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}.
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
@@ -20,6 +22,16 @@ _FIRST_EXOTIC_FAMILY = 11
 # TIOCSTI and TIOCLINUX differ from each other in the low four bits only.
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
 _LOW_BITS = 4
+
+
+def gvisor_filter(machine: str | None = None) -> Seccomp:
+    """The section for gVisor, whose every error is EPERM, on which C libraries would not fall back.
+
+    A call that is to be traced, without a tracer, answers ENOSYS; and no program here may trace.
+    """
+    return msgspec.structs.replace(
+        oci_filter(machine), default_action=_TRACE, default_errno_ret=None
+    )
 
 
 def oci_filter(machine: str | None = None) -> Seccomp:

@@ -97,7 +97,7 @@ class Seccomp(_Spec, frozen=True, kw_only=True):
     """The system-call filter."""
 
     default_action: str
-    default_errno_ret: int
+    default_errno_ret: int | None = None
     architectures: tuple[str, ...]
     syscalls: tuple[CallRule, ...]
 
