@@ -50,11 +50,12 @@ class Plan(NamedTuple):
     """Where its layers are attached, the writable one first."""
     shm_bytes: int
     packages: bool
-    deterministic: bool
+    processor: int | None
+    """Of a deterministic box: which of those allowed it may use."""
     network: bool
     """It is in a network namespace of its own."""
-    warm: bool
-    """It runs Python jobs."""
+    importing: Importing | None
+    """It runs Python jobs, which need this."""
 
 
 def run_box(stage: Stage, plan: Plan, control: socket.socket, go: int) -> NoReturn:
@@ -68,13 +69,11 @@ def run_box(stage: Stage, plan: Plan, control: socket.socket, go: int) -> NoRetu
         channel.send_error(0, error.errno or 0, str(error))
         os._exit(1)
     # From here on nothing may be imported: what the box holds under that name is not ours.
-    paths, finders = sys.path[:], sys.meta_path[:]
     sys.path.clear()
     sys.meta_path.clear()
     channel.send(Op.READY, 0)
-    importing = Importing(paths, finders) if plan.warm else None
     packages = PACKAGE_CAPABILITIES if plan.packages else ()
-    init = Init(channel, stage.users, stage.job_uid, packages, importing)
+    init = Init(channel, stage.users, stage.job_uid, packages, plan.importing)
     os._exit(init.serve())
 
 
@@ -94,15 +93,16 @@ def _build(stage: Stage, plan: Plan, control: socket.socket) -> None:
     socket.sethostname(_HOSTNAME)
     if plan.network:
         kernel.start_loopback()
-    if plan.deterministic:
+    if plan.processor is not None:
         kernel.fix_addresses()
-        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, [allowed[plan.processor % len(allowed)]])
     _keep_only(control)
     os.setsid()
     os.umask(0o022)
     extra = PACKAGE_CAPABILITIES if plan.packages else ()
     kernel.bound_capabilities(extra)
-    kernel.tie_capabilities_to_root(False)
+    kernel.set_secure_bits(fixed=True, root_is_special=plan.packages)
     last = stage.users.init
     os.setresgid(last, last, last)
     os.setresuid(last, last, last)

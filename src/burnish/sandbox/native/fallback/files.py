@@ -64,8 +64,8 @@ def get(path: str, target: int, limit_bytes: int) -> int:
 
 
 def _split(path: str) -> list[str]:
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if path.startswith("/") or ".." in parts or not parts or len(parts) > _MAX_DEPTH:
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or len(parts) > _MAX_DEPTH:
         raise OSError(errno.EINVAL, "not a path below /work")
     return parts
 

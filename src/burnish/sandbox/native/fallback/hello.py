@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import NamedTuple
 
 from ..protocol import VERSION
@@ -33,12 +34,13 @@ def parse_hello(message: Message) -> Hello:
     """Check and take apart.
 
     Raises:
-        Malformed: anything is wrong.
+        OSError: another version.
+        Malformed: anything else is wrong.
     """
     fields = Fields(message.body)
     version = fields.u32()
     if version != VERSION:
-        raise Malformed(f"protocol version {version}, this is {VERSION}")
+        raise OSError(errno.EPROTO, f"version {version} of the protocol, this is {VERSION}")
     hello = Hello(
         fields.u32(),
         fields.u32(),

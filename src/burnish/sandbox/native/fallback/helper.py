@@ -15,10 +15,12 @@ from ..protocol import MAX_CREATE_FDS, MAX_LAYERS, VERSION, Ability, Flag, Op
 from . import kernel
 from .box import NAMESPACES, Plan, run_box
 from .layers import Layer, attach_all, detach_all
+from .python_job import importing_now
 from .stage import Stage
 from .wire import Channel, Fields, Malformed, Message, close_all
 
 _BUILD_LIMIT_MS = 10_000
+_CREATE_FLAGS = Flag.CREATE_INTO_CGROUP | Flag.CREATE_DETERMINISTIC | Flag.CREATE_PACKAGES
 
 
 class _Box:
@@ -38,7 +40,7 @@ class Helper:
         """Its boxes run Python jobs if it is `warm`: the image's own interpreter."""
         self._channel = channel
         self._stage = stage
-        self._warm = warm
+        self._importing = importing_now() if warm else None
         self._proc = os.open(f"{stage.base}/proc", os.O_PATH | os.O_CLOEXEC)
         self._boxes: dict[int, _Box] = {}
         self._layers: dict[int, Layer] = {}
@@ -80,6 +82,8 @@ class Helper:
         try:
             if message.op not in handlers:
                 raise Malformed(f"op {message.op} is not for a helper")
+            if message.flags & ~(_CREATE_FLAGS if message.op == Op.CREATE else 0):
+                raise Malformed(f"flags {message.flags}")
             if len(message.fds) > (MAX_CREATE_FDS if message.op == Op.CREATE else 0):
                 raise Malformed(f"{len(message.fds)} descriptors")
             handlers[message.op](message)
@@ -107,7 +111,7 @@ class Helper:
         below = [self._layer(layer) for layer in reversed(numbers)]
         upper = Layer(disk_bytes, num_inodes, self._stage.users)
         try:
-            box, control = self._start(message, [upper, *below], shm_bytes)
+            box, control = self._start(message, number, [upper, *below], shm_bytes)
         except OSError:
             upper.close()
             raise
@@ -121,7 +125,7 @@ class Helper:
         os.close(folder)
 
     def _start(
-        self, message: Message, layers: list[Layer], shm_bytes: int
+        self, message: Message, number: int, layers: list[Layer], shm_bytes: int
     ) -> tuple[_Box, socket.socket]:
         stage = self._stage
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,17 +140,17 @@ class Helper:
                     attached,
                     shm_bytes,
                     bool(message.flags & Flag.CREATE_PACKAGES),
-                    bool(message.flags & Flag.CREATE_DETERMINISTIC),
+                    number if message.flags & Flag.CREATE_DETERMINISTIC else None,
                     bool(stage.abilities & Ability.NETWORK),
-                    self._warm,
+                    self._importing,
                 )
                 run_box(stage, plan, theirs, wait)
         except OSError:
+            detach_all(attached)
             ours.close()
             os.close(go)
             raise
         finally:
-            detach_all(attached)
             os.close(wait)
             theirs.close()
         try:
@@ -154,6 +158,9 @@ class Helper:
             for descriptor in () if into else message.fds:
                 os.write(descriptor, str(child.pid).encode("ascii"))
             os.write(go, b"g")
+            # The box has copies of these in its own mount namespace.
+            detach_all(attached)
+            attached = []
             _await_ready(ours)
         except (OSError, Malformed) as error:
             ours.close()
@@ -163,6 +170,7 @@ class Helper:
                 raise OSError(errno.EPROTO, str(error)) from error
             raise
         finally:
+            detach_all(attached)
             os.close(go)
         return _Box(child.pid, child.pidfd, layers[0]), ours
 

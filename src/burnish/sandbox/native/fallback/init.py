@@ -23,6 +23,8 @@ from .python_job import Importing
 from .users import Users
 from .wire import Channel, Fields, Malformed, Message, close_all, read_all
 
+_MAX_BODY_BYTES = 16 * 2**20
+_JOB_FLAGS = Flag.EXEC_KEEP | Flag.EXEC_IN_FILE | Flag.EXEC_PACKAGES
 _MAX_FDS = {Op.EXEC: 3, Op.PYTHON: 3, Op.PUT: 1, Op.GET: 1}
 
 
@@ -114,10 +116,13 @@ class Init:
         return True
 
     def _handle(self, message: Message) -> None:
+        is_job = message.op in (Op.EXEC, Op.PYTHON)
+        if message.flags & ~(_JOB_FLAGS if is_job else 0):
+            raise Malformed(f"flags {message.flags}")
         if message.op == Op.KILL:
             self._kill(message)
             return
-        in_file = message.op in (Op.EXEC, Op.PYTHON) and bool(message.flags & Flag.EXEC_IN_FILE)
+        in_file = is_job and bool(message.flags & Flag.EXEC_IN_FILE)
         try:
             wanted = _MAX_FDS.get(Op(message.op), 0) + in_file
         except ValueError as error:
@@ -144,13 +149,17 @@ class Init:
     def _exec(self, message: Message) -> None:
         body = message.body
         if message.flags & Flag.EXEC_IN_FILE:
-            if body:
+            if body or os.fstat(message.fds[3]).st_size > _MAX_BODY_BYTES:
                 raise Malformed("a body beside a body in a file")
             body = read_all(message.fds[3])
         if message.op == Op.PYTHON and self._importing is None:
             raise OSError(errno.ENOSYS, "not a box of a template")
         job = parse_job(body, python=message.op == Op.PYTHON)
         self._check_user(job.uid, job.gid)
+        if message.flags & Flag.EXEC_PACKAGES and not self._packages:
+            raise OSError(errno.EINVAL, "the box has no package privileges")
+        if message.op == Op.EXEC and not job.argv:
+            raise OSError(errno.EINVAL, "no program")
         privileges = Privileges(
             self._packages if message.flags & Flag.EXEC_PACKAGES else (), bool(self._packages)
         )

@@ -123,7 +123,8 @@ def _prepare(job: Job, fds: Sequence[int], privileges: Privileges) -> None:
         os.setgroups([])
         os.setresgid(job.gid, job.gid, job.gid)
         os.setresuid(job.uid, job.uid, job.uid)
-    kernel.tie_capabilities_to_root(True)
+    special = privileges.bounded_late
+    kernel.set_secure_bits(fixed=False, root_is_special=special)
     kernel.set_capabilities(privileges.capabilities)
     os.chdir(job.cwd)
 
@@ -145,8 +146,6 @@ def _set_limit(limit: Limit) -> None:
 
 def _execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
     """Raises what kept the program from running, as `execvpe` of C would."""
-    if not argv or not argv[0]:
-        raise FileNotFoundError(errno.ENOENT, "no program")
     if b"/" in argv[0]:
         os.execve(argv[0], argv, env)
     denied = None

@@ -108,7 +108,14 @@ def pidfd_open(pid: int) -> int:
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """`mount(2)`."""
-    call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
+    call(
+        "mount",
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode(),
+        flags,
+        os.fsencode(options),
+    )
 
 
 def new_tree(kind: str, flags: int, **options: str | int) -> int:
@@ -137,7 +144,7 @@ def reconfigure(tree: int, **options: str | int) -> None:
 def copy_tree(path: str, *, recursive: bool = True, at: int = AT_FDCWD) -> int:
     """A bind mount of `path`, below the directory `at`."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (AT_RECURSIVE if recursive else 0)
-    return call("open_tree", at, path.encode(), flags)
+    return call("open_tree", at, os.fsencode(path), flags)
 
 
 def set_tree(tree: int, attributes: int, *, clear: int = 0, user_namespace: int = 0) -> None:
@@ -149,12 +156,17 @@ def set_tree(tree: int, attributes: int, *, clear: int = 0, user_namespace: int 
 
 def attach(tree: int, path: str) -> None:
     """Mount a tree; a link at the end of `path` is not followed."""
-    call("move_mount", tree, b"", AT_FDCWD, path.encode(), _MOVE_FROM_FD)
+    call("move_mount", tree, b"", AT_FDCWD, os.fsencode(path), _MOVE_FROM_FD)
+
+
+def attach_at(tree: int, place: int) -> None:
+    """Mount a tree on an open file or directory."""
+    call("move_mount", tree, b"", place, b"", _MOVE_FROM_FD | _MOVE_TO_FD)
 
 
 def detach(path: str) -> None:
     """Unmount at once; users keep what they have open."""
-    call("umount2", path.encode(), _DETACH)
+    call("umount2", os.fsencode(path), _DETACH)
 
 
 def enter_root(directory: str) -> None:
@@ -183,17 +195,27 @@ def set_capabilities(capabilities: tuple[int, ...]) -> None:
 
 def bound_capabilities(capabilities: tuple[int, ...]) -> None:
     """Give up all others for good; what this kernel does not know ends the list."""
+    prctl, drop, zero = (
+        ctypes.c_long(_NUMBERS["prctl"][_COLUMN]),
+        ctypes.c_long(24),
+        ctypes.c_long(0),
+    )
     for number in range(64):
-        if number not in capabilities:
-            try:
-                call("prctl", 24, number, 0, 0, 0)
-            except OSError:
-                return
+        if number in capabilities:
+            continue
+        if _libc.syscall(prctl, drop, ctypes.c_long(number), zero, zero, zero) < 0:
+            return
 
 
-def tie_capabilities_to_root(tied: bool) -> None:
-    """Whether changes of user take and give capabilities, as usual."""
-    call("prctl", 28, 0 if tied else 0x4, 0, 0, 0)
+def set_secure_bits(*, fixed: bool, root_is_special: bool) -> None:
+    """How user ids and capabilities hang together; ambient ones are off for good.
+
+    Args:
+        fixed: changes of user leave capabilities alone.
+        root_is_special: programs of root of the box get the bounding set; once off, off for good.
+    """
+    bits = 0xC0 | (0x4 if fixed else 0) | (0 if root_is_special else 0x3)
+    call("prctl", 28, bits, 0, 0, 0)
 
 
 def die_with_parent() -> None:

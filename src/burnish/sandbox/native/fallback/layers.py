@@ -23,10 +23,10 @@ class Layer:
             "tmpfs",
             kernel.NO_SETUID | kernel.NO_DEVICES,
             size=size_bytes,
-            nr_inodes=num_inodes,
+            nr_inodes=_with_own(num_inodes),
             mode="0755",
         )
-        for name, mode in (("u", 0o755), ("w", 0o755), ("s", 0o1777)):
+        for name, mode in (("u", 0o755), ("w", 0o700), ("s", 0o1777)):
             os.mkdir(name, 0o700, dir_fd=self._tree)
             os.chown(name, users.first_uid, users.first_gid, dir_fd=self._tree)
             os.chmod(name, mode, dir_fd=self._tree)
@@ -50,7 +50,7 @@ class Layer:
         Raises:
             OSError: EINVAL if more is in use.
         """
-        kernel.reconfigure(self._tree, size=size_bytes, nr_inodes=num_inodes)
+        kernel.reconfigure(self._tree, size=size_bytes, nr_inodes=_with_own(num_inodes))
 
     def attach(self, path: str) -> None:
         """Mount it, and from now on hold a second mount of it: a mount can be moved only once.
@@ -93,6 +93,11 @@ def detach_all(paths: Sequence[str]) -> None:
     """Undo `attach_all`."""
     for path in paths:
         kernel.detach(path)
+
+
+def _with_own(num_inodes: int) -> int:
+    """The root, the three directories below and the overlay's own take some too."""
+    return min(num_inodes + 8, 2**32 - 1)
 
 
 def _empty(folder: int) -> None:

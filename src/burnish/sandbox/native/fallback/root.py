@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from typing import NamedTuple, Sequence
@@ -10,19 +9,11 @@ from typing import NamedTuple, Sequence
 from . import kernel
 from .stage import Stage, make_directories, make_point
 
-# What the kernel shows of the whole machine. The first are covered, the others read-only.
-_COVERED_FILES: tuple[str, ...] = (
-    "kcore",
-    "keys",
-    "key-users",
-    "kallsyms",
-    "latency_stats",
-    "timer_list",
-    "kmsg",
-)
-_COVERED_FILES += ("sched_debug", "sysrq-trigger", "kpagecount", "kpageflags", "kpagecgroup")
-_COVERED_FOLDERS = ("acpi", "asound", "scsi", "driver", "irq", "bus", "fs")
-_READ_ONLY = ("sys",)
+# What shows the host, the kernel's switches or other users' keys; the same as the C helper's.
+_COVERED_FILES = ("kcore", "keys", "key-users", "kallsyms", "timer_list", "sysrq-trigger")
+_COVERED_STATISTICS = ("interrupts", "sched_debug", "latency_stats")
+_COVERED_FOLDERS = ("scsi", "acpi", "asound")
+_READ_ONLY = ("sys", "bus", "fs", "irq")
 
 
 class _Parts(NamedTuple):
@@ -31,7 +22,6 @@ class _Parts(NamedTuple):
     devices: int
     shm: int
     binds: list[int]
-    empties: list[int]
     nested: dict[str, int]
     """Those of a stage inside the box, for boxes of a template."""
 
@@ -67,14 +57,11 @@ def build_root(
     _attach(proc, "/proc")
     _attach(parts.devices, "/dev")
     _attach(parts.shm, "/dev/shm")
+    options = "newinstance,ptmxmode=0666,mode=0600"
+    kernel.mount("devpts", "/dev/pts", "devpts", kernel.NO_SETUID | kernel.NO_EXEC, options)
     _mask_proc()
     if nested is not None:
         _lay_out(nested, parts.nested)
-    for tree, path in zip(parts.empties, stage.hidden):
-        if os.path.isdir(path) and not os.path.islink(path):
-            _attach(tree, path)
-        else:
-            os.close(tree)
 
 
 def _new_proc() -> int:
@@ -104,7 +91,6 @@ def _open_parts(stage: Stage, upper: str, shm_bytes: int, nested: bool) -> _Part
         kernel.copy_tree(f"{base}/dev"),
         shm,
         [kernel.copy_tree(f"{base}/b{number}") for number in range(len(stage.bind_targets))],
-        [kernel.copy_tree(f"{base}/empty") for _ in stage.hidden],
         {name: kernel.copy_tree(f"{base}/{name}") for name in names} if nested else {},
     )
 
@@ -119,23 +105,20 @@ def _attach(tree: int, path: str) -> None:
 
 
 def _mask_proc() -> None:
-    for name in _READ_ONLY:
-        tree = kernel.copy_tree(f"/proc/{name}")
-        kernel.set_tree(tree, kernel.READ_ONLY)
-        _attach(tree, f"/proc/{name}")
-    for name in _COVERED_FILES:
+    for name in (*_COVERED_FILES, *_COVERED_STATISTICS):
         _cover(f"/proc/{name}", "/dev/null")
     for name in _COVERED_FOLDERS:
-        # Any empty directory will do; nothing is ever put into this one, which is read-only.
+        # Any empty directory will do; nothing can be put into this one.
         _cover(f"/proc/{name}", "/dev/empty")
+    for name in _READ_ONLY:
+        _cover(f"/proc/{name}", f"/proc/{name}", kernel.READ_ONLY)
 
 
-def _cover(path: str, source: str) -> None:
-    try:
-        tree = kernel.copy_tree(source, recursive=False)
-        kernel.attach(tree, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-            raise
-    else:
-        os.close(tree)
+def _cover(path: str, source: str, attributes: int = 0) -> None:
+    """Mount `source` on what exists of /proc."""
+    if not os.path.exists(path):
+        return
+    tree = kernel.copy_tree(source, recursive=False)
+    if attributes:
+        kernel.set_tree(tree, attributes)
+    _attach(tree, path)

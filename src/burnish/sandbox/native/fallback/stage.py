@@ -29,6 +29,7 @@ _DEVICE_LINKS = {
     "stdin": "/proc/self/fd/0",
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
+    "ptmx": "pts/ptmx",
 }
 _SHARED = kernel.READ_ONLY | kernel.NO_SETUID | kernel.NO_DEVICES
 
@@ -43,8 +44,6 @@ class Stage(NamedTuple):
     has_image: bool
     bind_targets: list[str]
     """Where `b<n>` goes in a box."""
-    hidden: list[str]
-    """Paths that boxes see as empty."""
     filter: bytes
     """seccomp program."""
     abilities: Ability
@@ -76,12 +75,14 @@ def make_stage(hello: Hello, program: bytes) -> Stage:
             kernel.attach(tree, name)
             os.close(tree)
     _make_devices("dev", devices)
+    for path in hello.hidden:
+        _hide(path, [pair.second for pair in hello.binds])
     os.close(root)
     kernel.enter_root(".")
     if _network_works():
         abilities |= Ability.NETWORK
     targets = [pair.second for pair in hello.binds]
-    return Stage("", users, hello.job_uid, image >= 0, targets, hello.hidden, program, abilities)
+    return Stage("", users, hello.job_uid, image >= 0, targets, program, abilities)
 
 
 def make_directories(base: str) -> None:
@@ -173,7 +174,7 @@ def _make_devices(path: str, devices: dict[str, int]) -> None:
     os.umask(mask)
     for name, link in _DEVICE_LINKS.items():
         os.symlink(link, f"{path}/{name}")
-    for name in ("shm", "empty"):
+    for name in ("shm", "pts", "empty"):
         os.mkdir(f"{path}/{name}", 0o755)
     os.close(tree)
     tree = kernel.copy_tree(path)
@@ -181,6 +182,30 @@ def _make_devices(path: str, devices: dict[str, int]) -> None:
     kernel.detach(path)
     kernel.attach(tree, path)
     os.close(tree)
+
+
+def _hide(hidden: str, targets: list[str]) -> None:
+    """Cover a directory of a bind. A link on the way is refused: it would cover something else."""
+    for number, target in reversed(list(enumerate(targets))):
+        if not hidden.startswith(target + "/"):
+            continue
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        place = os.open(f"b{number}", flags)
+        try:
+            for part in hidden[len(target) :].strip("/").split("/"):
+                deeper = os.open(part, flags, dir_fd=place)
+                os.close(place)
+                place = deeper
+            tree = kernel.copy_tree("empty")
+            kernel.set_tree(tree, _SHARED | kernel.NO_EXEC)
+            kernel.attach_at(tree, place)
+            os.close(tree)
+        except FileNotFoundError:
+            return
+        finally:
+            os.close(place)
+        return
+    raise OSError(errno.EINVAL, f"no bind shows {hidden}, which is to be hidden")
 
 
 def _fill(base: str, hello: Hello, users: Users, binds: list[int], image: int) -> None:

@@ -10,12 +10,12 @@ from ..protocol import Op
 from . import kernel
 from .hello import parse_hello
 from .helper import Helper
-from .stage import make_stage
+from .stage import Stage, make_stage
 from .template import Wish, launch, read_sources, serve_template
-from .wire import Channel, Malformed, close_all, read_all
+from .wire import Channel, Malformed, Message, close_all, read_all
 
 _SITE = ("site", "no-site")
-_USAGE = "usage: FD | --template FD INTERPRETER site|no-site PATH:PATH... [MODULE...]"
+_USAGE = "usage: FD | --template INTERPRETER site|no-site PATH:PATH... [MODULE...] FD"
 
 
 def main(arguments: list[str]) -> int:
@@ -23,8 +23,8 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--serve"]:
         return serve_template()
     wish = None
-    if len(arguments) >= 5 and arguments[0] == "--template" and arguments[3] in _SITE:
-        _, number, interpreter, site, paths, *modules = arguments
+    if len(arguments) >= 5 and arguments[0] == "--template" and arguments[2] in _SITE:
+        _, interpreter, site, paths, *modules, number = arguments
         found = [path for path in paths.split(":") if path]
         wish = Wish(interpreter, site == "site", found, modules)
     elif len(arguments) == 1:
@@ -46,22 +46,28 @@ def serve(channel: Channel, wish: Wish | None) -> int:
         if message.op != Op.HELLO or len(message.fds) != 1:
             close_all(message.fds)
             raise Malformed("HELLO with a filter comes first")
-        hello = parse_hello(message)
+        stage, sources = _prepare(message, wish)
     except Malformed as error:
         sys.stderr.write(f"sandbox helper: {error}\n")
         return 1
-    program = read_all(message.fds[0])
-    close_all(message.fds)
-    sources = read_sources() if wish is not None else {}
-    try:
-        stage = make_stage(hello, program)
     except OSError as error:
         channel.send_error(message.id, error.errno or 0, str(error))
         return 1
     if wish is not None:
         return launch(channel, message, stage, wish, sources)
-    kernel.rename_process(b"burnish-box")
+    kernel.rename_process(b"init")
     gc.collect()
     gc.freeze()
     gc.disable()
     return Helper(channel, stage).serve(message.id)
+
+
+def _prepare(message: Message, wish: Wish | None) -> tuple[Stage, dict[str, bytes]]:
+    """Read what is needed of the host, then leave it."""
+    try:
+        hello = parse_hello(message)
+        program = read_all(message.fds[0])
+    finally:
+        close_all(message.fds)
+    sources = read_sources() if wish is not None else {}
+    return make_stage(hello, program), sources

@@ -138,7 +138,6 @@ def _become_template(
         "job_uid": stage.job_uid,
         "has_image": stage.has_image,
         "bind_targets": stage.bind_targets,
-        "hidden": stage.hidden,
         "filter": stage.filter.hex(),
         "abilities": int(stage.abilities),
         "paths": wish.paths,
@@ -189,11 +188,10 @@ def serve_template() -> int:
         state["job_uid"],
         state["has_image"],
         state["bind_targets"],
-        state["hidden"],
         bytes.fromhex(state["filter"]),
         Ability(state["abilities"]),
     )
-    kernel.rename_process(b"burnish-box")
+    kernel.rename_process(b"init")
     gc.collect()
     gc.freeze()
     return Helper(channel, stage, warm=True).serve(state["request"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
@@ -122,7 +123,8 @@ class Channel:
         self._socket.sendmsg([message], control)
 
     def send_error(self, number: int, error: int, stage: str) -> None:
-        """Say why a request failed."""
+        """Say why a request failed; a number that is no errno becomes EIO."""
+        error = error if 1 <= error <= 4095 else errno.EIO
         text = stage.encode("utf-8", "replace")[:1000].replace(b"\0", b"?")
         self.send(Op.ERROR, number, struct.pack("<iI", error, len(text)) + text)
 
