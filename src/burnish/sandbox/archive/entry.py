@@ -93,7 +93,7 @@ def check_path(name: bytes) -> bytes:
         raise ValueError(f"the name {show(name)} is absolute")
     if b".." in parts or b"\0" in name:
         raise ValueError(f"the name {show(name)} leads out")
-    if any(len(part) > MAX_NAME_BYTES for part in parts) or len(name) > MAX_PATH_BYTES:
+    if max(map(len, parts), default=0) > MAX_NAME_BYTES or len(name) > MAX_PATH_BYTES:
         raise ValueError(f"the name {show(name)} is too long")
     return b"/".join(parts)
 

@@ -86,6 +86,7 @@ class TarReader:
             self._skip_content()
         if extended:
             raise ValueError("it ends after an extended header")
+        self._drain()
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """The content of the latest entry as (offset, data); holes are left out. Only once."""
@@ -106,8 +107,8 @@ class TarReader:
             block += self._read(BLOCK - len(block))
         plain = block[:148] + b" " * 8 + block[156:]
         claimed = _number(block[148:156])
-        signed = sum(byte - 256 if byte > 127 else byte for byte in plain)
-        if claimed not in (sum(plain), signed):
+        if claimed != sum(plain) and claimed != sum(memoryview(plain).cast("b")):
+            # The second is how some old programs counted.
             raise ValueError("not a tar archive, or a damaged header")
         return block
 
@@ -205,6 +206,14 @@ class TarReader:
         while left:
             left -= len(self._read(min(left, _CHUNK)))
         self._unread = self._padding = 0
+
+    def _drain(self) -> None:
+        """Read what follows the end mark: checksums of compressed data stand at its very end."""
+        left = self._limits.data_bytes
+        while data := self._stream.read(_CHUNK):
+            left -= len(data)
+            if left < 0:
+                raise ValueError("too much follows the end")
 
     def _read(self, size: int) -> bytes:
         data = self._stream.read(size)

@@ -20,7 +20,7 @@ class Hidden(NamedTuple):
 
 def is_marked(path: bytes) -> bool:
     """Whether a component would be read as a mark in an archive of layers."""
-    return any(part.startswith(PREFIX) for part in path.split(b"/"))
+    return path.startswith(PREFIX) or b"/" + PREFIX in path
 
 
 def read_mark(entry: Entry) -> Hidden | None:

@@ -104,7 +104,9 @@ def _add(node: Node, writer: TarWriter, uid_base: int, names: dict[tuple[int, in
     if node.identity is not None:
         first = names.setdefault(node.identity, node.path)
         if first != node.path:
-            writer.add(entry._replace(kind=EntryKind.HARDLINK, target=first))
+            # The time is that of the first name; a fraction here would cost a header of its own.
+            whole_s = entry.mtime_ns // 10**9 * 10**9
+            writer.add(entry._replace(kind=EntryKind.HARDLINK, target=first, mtime_ns=whole_s))
             return
     if node.kind is NodeKind.SYMLINK:
         writer.add(entry._replace(target=node.target()))
