@@ -172,7 +172,8 @@ def test_what_is_public_is_global_by_the_book_too(
 
 
 def test_private_opens_private_addresses_but_no_metadata_service() -> None:
-    answers = ["169.254.169.254", "fd00:ec2::254", "100.100.100.200", "0.0.0.0", "fe80::1"]
+    never = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192", "0.0.0.0")
+    answers = [*never, "168.63.129.16", "fe80::1", "::ffff:10.0.0.1", "64:ff9b::a00:1", "ff02::1"]
     assert choose(answers, private=True) == ()
     assert choose([*answers, "127.0.0.1", "10.1.1.1", "junk"], private=True) == (
         "127.0.0.1",

@@ -15,9 +15,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
+from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import NetworkEvent, Reason, Verdict
 from burnish.sandbox.network.provider import (
     PROXY_PORT,
@@ -26,6 +29,7 @@ from burnish.sandbox.network.provider import (
     Listen,
     unix_listener,
 )
+from burnish.sandbox.network.shares import Shares, affordable_connections
 
 CERTIFICATE = Path(__file__).parent / "certificates" / "server.pem"
 
@@ -98,6 +102,64 @@ def test_an_attachment_may_be_used_from_several_loops_and_leaves_nothing() -> No
     asyncio.run(network.close())
     assert set(threading.enumerate()) == threads
     assert descriptors() == before
+
+
+def test_hostile_clients_leave_no_descriptor_and_no_thread() -> None:
+    async def main() -> None:
+        network = AllowListNetwork(lambda event: None, bounds=ProxyBounds(head_s=0.05))
+        ports = Ports()
+        await network.attach(ports, Policy(allow=("localhost:1",)), "box")
+        for number in range(100):
+            _, writer = await asyncio.open_connection("127.0.0.1", ports.ports[0])
+            writer.write(
+                (b"", b"\x05\x01", b"GET", b"CONNECT localhost:1 HTTP/1.1\r\n\r\n")[number % 4]
+            )
+            if number % 3:
+                writer.transport.abort()
+        await network.close()  # with some of them open
+
+    threads, before = set(threading.enumerate()), descriptors()
+    asyncio.run(main())
+    assert set(threading.enumerate()) == threads
+    assert descriptors() == before
+
+
+def test_a_box_that_makes_its_socket_block_loses_its_network_and_no_other_does(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        network = AllowListNetwork(lambda event: None)
+        ports = Ports()
+        kept: list[socket.socket] = []
+
+        async def keep_a_copy(port: int) -> socket.socket:
+            made = await ports(port)
+            kept.append(made.dup())
+            return made
+
+        await network.attach(keep_a_copy, Policy(), "hostile")
+        await network.attach(ports, Policy(), "other")
+        assert await status_of(ports.ports[0], "a.org:443") == b"403"
+        os.set_blocking(kept[0].fileno(), True)
+        _, writer = await asyncio.open_connection("127.0.0.1", ports.ports[0])
+        assert await status_of(ports.ports[1], "a.org:443") == b"403"
+        writer.close()
+        kept[0].close()
+        await network.close()
+
+    asyncio.run(main())
+    assert "box hostile: it has no network any more" in caplog.text
+
+
+@given(num_in_all=st.integers(1, 5000), num_per_box=st.integers(1, 200), boxes=st.integers(0, 9000))
+def test_boxes_share_what_there_is_and_none_is_shut_out(
+    num_in_all: int, num_per_box: int, boxes: int
+) -> None:
+    shares = Shares(num_in_all=num_in_all, num_per_box=num_per_box)
+    shares.num_boxes = boxes
+    assert 1 <= shares.num_each <= num_per_box
+    assert shares.num_each * boxes <= max(num_in_all, boxes)
+    assert affordable_connections() >= 1
 
 
 def test_closing_twice_and_in_any_order_is_fine() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from burnish.core.boxes import Policy
+from burnish.sandbox.network.addresses import Resolver
 from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import NetworkEvent, Reason, Verdict
 from burnish.sandbox.network.provider import AllowListNetwork, Attachment
@@ -107,6 +108,7 @@ async def world(
     *allow: str,
     serve: Handler | None = None,
     tls: bool = False,
+    resolver: Resolver | None = None,
     **bounds: float,
 ) -> AsyncIterator[World]:
     made = World()
@@ -119,7 +121,7 @@ async def world(
     network = AllowListNetwork(
         made.sink,
         bounds=ProxyBounds(**{"linger_s": 0.2, **bounds}),  # type: ignore[arg-type]
-        resolver=made.resolve,
+        resolver=resolver or made.resolve,
         dialer=made.dial,
         now=lambda: 1.0,
     )
@@ -275,6 +277,16 @@ def test_socks_refuses_addresses_and_all_commands_but_connect(
             assert (await box.ask(request_))[:4] == bytes((5, 0, 5, reply))
             assert await box.said() == (Verdict.DENIED, reason)
             assert box.dialed == []
+
+    asyncio.run(main())
+
+
+def test_a_refused_socks_command_is_logged_with_its_target() -> None:
+    async def main() -> None:
+        async with world("pypi.org") as box:
+            await box.ask(socks(3, 3, b"\x08pypi.org", 53))
+            event = await box.events.get()
+            assert (event.host, event.port, event.reason) == ("pypi.org", 53, Reason.COMMAND)
 
     asyncio.run(main())
 
@@ -609,6 +621,31 @@ def test_hostile_text_reaches_the_log_in_one_printable_piece() -> None:
             event = await box.events.get()
             assert event.reason is Reason.BAD_NAME
             assert event.host == r"\n\x1b[31mverdict=allowed\r\n\xff"
+
+    asyncio.run(main())
+
+
+def test_few_names_of_a_box_are_looked_up_at_once_and_none_for_long() -> None:
+    async def main() -> None:
+        now = most = 0
+
+        async def hang(host: str, port: int) -> Sequence[str]:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                now -= 1
+
+        async with world("*.slow.test", lookup_s=0.05, resolver=hang) as box:
+            ask = "CONNECT {}.slow.test:443 HTTP/1.1\r\n\r\n"
+            answers = await asyncio.gather(*(box.ask(ask.format(n).encode()) for n in range(20)))
+            assert all(answer.startswith(b"HTTP/1.1 502 ") for answer in answers)
+            assert [await box.said() for _ in range(20)] == [
+                (Verdict.DENIED, Reason.UNRESOLVED)
+            ] * 20
+        assert (now, most) == (0, 4)
 
     asyncio.run(main())
 

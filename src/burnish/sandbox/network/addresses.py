@@ -19,23 +19,25 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 MAX_ADDRESSES = 4
 """How many addresses of one answer are tried."""
 
-_PRIVATE = tuple(
+_NEAR = tuple(
     ipaddress.ip_network(text)
     for text in (
         *("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "100.64.0.0/10"),
         *("::1/128", "fc00::/7"),
+        # Reserved for protocols, benchmarks and documentation; some networks use them inside.
+        *("192.0.0.0/24", "198.18.0.0/15", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"),
+        *("2001:db8::/32", "3fff::/20"),
     )
 )
 """What `private` may open."""
-_SPECIAL = tuple(
+_NEVER = tuple(
     ipaddress.ip_network(text)
     for text in (
-        *("0.0.0.0/8", "169.254.0.0/16", "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24"),
-        *("198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-        # Translations of IPv4 that lie in 2000::/3: Teredo and other protocols, then 6to4.
-        *("2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20"),
-        # Metadata services: Azure's (a public address), Alibaba's, Amazon's.
-        *("168.63.129.16/32", "100.100.100.200/32", "fd00:ec2::254/128"),
+        *("0.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"),
+        # Ways from IPv6 to IPv4: relays, Teredo and other protocols, 6to4.
+        *("192.88.99.0/24", "2001::/23", "2002::/16"),
+        # Metadata services: Azure's (a public address), Alibaba's, Oracle's, Amazon's.
+        *("168.63.129.16/32", "100.100.100.200/32", "192.0.0.192/32", "fd00:ec2::254/128"),
     )
 )
 _UNICAST = ipaddress.IPv6Network("2000::/3")
@@ -47,13 +49,13 @@ def is_public(address: Address) -> bool:
     """Whether it is an address of the public internet, and of nothing near this host."""
     if isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST:
         return False
-    return not any(address in network for network in _SPECIAL + _PRIVATE)
+    return not any(address in network for network in _NEVER + _NEAR)
 
 
 def is_private(address: Address) -> bool:
-    """Whether it is an ordinary private or loopback address, and no metadata service."""
-    return any(address in network for network in _PRIVATE) and not any(
-        address in network for network in _SPECIAL
+    """Whether it is a private, loopback or reserved address, and no metadata service."""
+    return any(address in network for network in _NEAR) and not any(
+        address in network for network in _NEVER
     )
 
 
