@@ -40,6 +40,8 @@ _KINDS = {
 }
 _SCHILY = b"SCHILY.xattr."
 _MAX_MTIME_S = 2**40
+# Archives are padded to whole records: 10 KiB as a rule, some megabytes for tapes.
+_MAX_TRAILER_BYTES = 64 * 2**20
 
 
 class TarReader:
@@ -209,7 +211,7 @@ class TarReader:
 
     def _drain(self) -> None:
         """Read what follows the end mark: checksums of compressed data stand at its very end."""
-        left = self._limits.data_bytes
+        left = _MAX_TRAILER_BYTES
         while data := self._stream.read(_CHUNK):
             left -= len(data)
             if left < 0:

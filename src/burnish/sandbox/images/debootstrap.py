@@ -12,7 +12,8 @@ from burnish.core.errors import UserError
 _SUITE = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{0,100}")
 _MIRROR = re.compile(r"(https?|file|copy)://[^\s'\"]{1,300}|")
-_LAST_LINES = 400
+_LAST_BYTES = 400
+_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin"
 
 
 def bootstrap(stage: Path, suite: str, packages: Sequence[str], mirror: str | None) -> Path:
@@ -33,7 +34,7 @@ def bootstrap(stage: Path, suite: str, packages: Sequence[str], mirror: str | No
         command = [tool, "--variant=minbase", f"--mode={mode}", *included, suite, str(result)]
         _run([*command, *places], suite)
         return result
-    tool = shutil.which("debootstrap", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+    tool = shutil.which("debootstrap", path=_SYSTEM_PATH)
     if tool is None or os.geteuid() != 0:
         raise UserError(
             "images of a suite need mmdebstrap (or, as root, debootstrap).",
@@ -61,7 +62,7 @@ def _run(command: list[str], suite: str) -> None:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     if done.returncode:
-        tail = " ".join(done.stdout[-_LAST_LINES:].decode("utf-8", "replace").split())
+        tail = " ".join(done.stdout[-_LAST_BYTES:].decode("utf-8", "replace").split())
         raise UserError(
             f"{command[0]} could not make {suite}: {tail or f'exit status {done.returncode}'}.",
             fix="check the suite, the packages and the mirror; the network must reach it.",
