@@ -25,6 +25,8 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 # When all are full we queue at one; another one may have room by then.
 _QUEUE_S = 2.0
+# What others have at a host is asked at most so often while there seems to be room.
+_LOOK_S = 1.0
 _WEAKEST_FIRST = (Isolation.NONE, Isolation.NAMESPACES, Isolation.USER_KERNEL)
 
 
@@ -38,6 +40,7 @@ class _Host:
         """Boxes that we have there, or are about to."""
         self.num_others = 0
         """Boxes that others had there, when we last asked."""
+        self.looked_s = float("-inf")
         self.num_failures = 0
         self.retry_s = 0.0
         """Not before."""
@@ -157,6 +160,7 @@ class FleetPool:
             except ClassifiedFailure as error:
                 self._count(host, -1)
                 busy = isinstance(error, RemoteFailure) and error.kind is ProblemKind.BUSY
+                host.looked_s = float("-inf")
                 if not busy:
                     self._failed(host, error)
                 elif give_up_s is not None and time.monotonic() >= give_up_s:
@@ -184,7 +188,7 @@ class FleetPool:
             await asyncio.wait([asyncio.wrap_future(future) for future in connecting])
         now = self._clock.now_s()
         up = [host for host in self._hosts if host.pool is not None and now >= host.retry_s]
-        await asyncio.gather(*(self._look(host) for host in up if host.free() <= 0))
+        await asyncio.gather(*(self._look(host) for host in up if self._is_stale(host)))
         up = [host for host in up if now >= host.retry_s]
         if not up:
             raise self._all_down()
@@ -203,9 +207,13 @@ class FleetPool:
                 if host.connecting is not None and not host.connecting.done()
             ]
 
+    def _is_stale(self, host: _Host) -> bool:
+        return host.free() <= 0 or self._clock.now_s() - host.looked_s >= _LOOK_S
+
     async def _look(self, host: _Host) -> None:
-        """Ask a host that seems full what others have there by now."""
+        """Ask a host what others have there by now."""
         assert host.pool is not None
+        host.looked_s = self._clock.now_s()
         try:
             stats = await host.pool.stats()
         except RemoteFailure as error:

@@ -180,7 +180,9 @@ class Wire:
             except RemoteFailure as error:
                 if pause_s is None or error.kind is not ProblemKind.UNREACHABLE:
                     raise
-                if _nobody_there(error.__cause__, bound=path.startswith(_BOUND)):
+                if error.__cause__ is None or _nobody_there(
+                    error.__cause__, bound=path.startswith(_BOUND)
+                ):
                     raise
                 await asyncio.sleep(pause_s)
             else:
