@@ -117,7 +117,7 @@ def _stream(descriptor: int, name: str, old: Any, unbuffered: bool) -> io.TextIO
         buffer,
         encoding=old.encoding,
         errors=old.errors,
-        newline="\n" if descriptor else None,
+        newline="\n",
         line_buffering=descriptor == 2 or raw.isatty(),
         write_through=unbuffered,
     )
@@ -168,7 +168,7 @@ def _prepare_program(
         path = os.fsdecode(source)
         _set_argv(path, arguments, [path])
         if os.path.isdir(path) or _is_zip(path):
-            sys.path.insert(0, path)
+            sys.path.insert(0, _shown(path))
             return _module_runner("__main__", alter_argv=False)
         first = os.path.dirname(os.path.realpath(path))
         run = _script_runner(path, main)
@@ -181,6 +181,11 @@ def _set_argv(first: str, arguments: list[str], command: list[str]) -> None:
     sys.argv[:] = [first, *arguments]
     if sys.version_info >= (3, 10):
         sys.orig_argv[:] = [sys.executable, *command, *arguments]
+
+
+def _shown(path: str) -> str:
+    """How the interpreter names a script: absolute since 3.9, but not normalized."""
+    return os.path.join(os.getcwd(), path) if sys.version_info >= (3, 9) else path
 
 
 def _is_zip(path: str) -> bool:
@@ -213,11 +218,10 @@ def _script_runner(path: str, main: types.ModuleType) -> Callable[[], None]:
             with open(path, "rb") as file:
                 source = file.read()
         except OSError as error:
-            shown = os.path.join(os.getcwd(), path) if sys.version_info >= (3, 9) else path
             reason = f"[Errno {error.errno}] {error.strerror}"
-            sys.stderr.write(f"{sys.executable}: can't open file {shown!r}: {reason}\n")
+            sys.stderr.write(f"{sys.executable}: can't open file {_shown(path)!r}: {reason}\n")
             raise SystemExit(_USAGE_ERROR) from None
-        shown = os.path.abspath(path) if sys.version_info >= (3, 9) else path
+        shown = _shown(path)
         main.__dict__.update(
             __file__=shown, __cached__=None, __loader__=SourceFileLoader("__main__", shown)
         )
@@ -242,17 +246,21 @@ def _module_runner(name: str, alter_argv: bool = True) -> Callable[[], None]:
 
 def _run(run: Callable[[], None]) -> int:
     """Exit status of the program, after what `python` would say about it."""
+    ended: BaseException | None = None
     try:
         run()
-    except SystemExit as error:
-        return _exit_status(error)
     except BaseException as error:  # noqa: BLE001 - this is the program's last frame
-        # Two frames are ours: this one, and that of the runner.
-        frames = error.__traceback__
-        for _ in range(2):
-            frames = frames.tb_next if frames else None
-        return _report(error.with_traceback(frames))
-    return 0
+        ended = error
+    # Outside of the handler: what goes wrong from here on has no context, as in plain Python.
+    if ended is None:
+        return 0
+    if isinstance(ended, SystemExit):
+        return _exit_status(ended)
+    # Two frames are ours: this one, and that of the runner.
+    frames = ended.__traceback__
+    for _ in range(2):
+        frames = frames.tb_next if frames else None
+    return _report(ended.with_traceback(frames))
 
 
 def _exit_status(error: SystemExit) -> int:
@@ -275,14 +283,17 @@ def _report(error: BaseException) -> int:
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     _flush(sys.stdout)
+    broken: BaseException | None = None
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except SystemExit as ended:
-        return _exit_status(ended)
-    except BaseException as broken:  # noqa: BLE001 - the program's own hook
+    except BaseException as raised:  # noqa: BLE001 - the program's own hook
+        broken = raised
+    if isinstance(broken, SystemExit):
+        return _exit_status(broken)
+    if broken is not None:
         sys.stderr.write("Error in sys.excepthook:\n")
         own = broken.__traceback__.tb_next if broken.__traceback__ else None
-        sys.__excepthook__(type(broken), broken, own)
+        sys.__excepthook__(type(broken), broken.with_traceback(own), own)
         sys.stderr.write("\nOriginal exception was:\n")
         sys.__excepthook__(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):

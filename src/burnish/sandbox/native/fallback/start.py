@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
 
 def serve(channel: Channel, wish: Wish | None) -> int:
     """Wait for HELLO, build the stage, then serve or become the launcher of a template."""
+    request = 0
     try:
         message = channel.receive()
         if message is None:
@@ -46,12 +47,13 @@ def serve(channel: Channel, wish: Wish | None) -> int:
         if message.op != Op.HELLO or len(message.fds) != 1:
             close_all(message.fds)
             raise Malformed("HELLO with a filter comes first")
+        request = message.id
         stage, sources = _prepare(message, wish)
     except Malformed as error:
         sys.stderr.write(f"sandbox helper: {error}\n")
         return 1
     except OSError as error:
-        channel.send_error(message.id, error.errno or 0, str(error))
+        channel.send_error(request, error.errno or 0, str(error))
         return 1
     if wish is not None:
         return launch(channel, message, stage, wish, sources)
