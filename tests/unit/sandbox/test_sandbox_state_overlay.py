@@ -4,6 +4,7 @@ The test runs itself in a user and mount namespace of its own, where it may moun
 """
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from burnish.core.disk import DiskFullError
 from burnish.sandbox.archive.digest import tree_digest
 from burnish.sandbox.archive.walk import NodeKind, walk
 from burnish.sandbox.state.export import digest, export_layers
@@ -43,6 +45,16 @@ def test_the_kernel_shows_squashed_and_imported_layers_as_it_showed_the_original
     whiteouts, opaques = (int(word) for word in done.stdout.split())
     assert whiteouts > 5, "the trial must have met whiteouts"
     assert opaques > 2, "and opaque directories"
+
+
+@pytest.mark.parametrize("size", ["size=1m", "nr_inodes=20"])
+def test_a_full_layer_says_so(size: str, tmp_path: Path) -> None:
+    if not _can_mount():
+        pytest.skip("needs user namespaces that may mount: see `burnish doctor`")
+    command = (*_UNSHARE, sys.executable, __file__, str(tmp_path), size)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["import", "squash", "export"]
 
 
 def _mount(*arguments: str) -> None:
@@ -170,5 +182,45 @@ def _main(place: Path, seed: int) -> None:
     sys.stdout.write(f"{whiteouts} {opaques}\n")
 
 
+def _fill(place: Path, size: str) -> None:
+    source = _new(place / "source")
+    for index in range(40):
+        (source / f"f{index}").write_bytes(bytes(range(256)) * 256)
+    small = _new(place / "small")
+    _mount("-t", "tmpfs", "none", "-o", size, str(small))
+    with contextlib.ExitStack() as stack:
+
+        def opened(path: Path) -> int:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        export_layers([opened(source)], place / "a.tar", 0)
+        for name, act in (
+            ("import", lambda into: import_tar(place / "a.tar", into, 0)),
+            ("squash", lambda into: squash([opened(source)], into)),
+        ):
+            try:
+                act(opened(_new(small / name)))
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    sys.stdout.write(f"{name} ")
+            shutil.rmtree(small / name)
+        old = small / "old.tar"
+        old.write_text("old")
+        if size != "size=1m":
+            for index in range(40):
+                with contextlib.suppress(OSError):
+                    (small / str(index)).touch()
+        try:
+            export_layers([opened(source)], old, 0)
+        except DiskFullError:
+            if old.read_text() == "old" and not list(small.glob(".*")):
+                sys.stdout.write("export")
+
+
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[2].isdigit():
+        _main(Path(sys.argv[1]), int(sys.argv[2]))
+    else:
+        _fill(Path(sys.argv[1]), sys.argv[2])
