@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from cyclopts import Parameter
 
-from burnish.core.errors import UserError
+from burnish.core.errors import ClassifiedFailure, UserError
 
 if TYPE_CHECKING:
     from burnish.core.boxes import ExecResult, Limits
@@ -105,12 +105,22 @@ def _run(
     box: str, command: tuple[str, ...], bounds: Bounds, options: dict[str, Any]
 ) -> "ExecResult":
     from burnish.cli.sandbox_daemon import with_box
+    from burnish.sandbox.remote.box import infra_error
 
     limits = _limits(bounds)
     if not command:
         raise UserError("there is no command.", fix=f"burnish sandbox exec {box} -- CMD...")
     stdin = _read_stdin(sys.stdin)
-    return with_box(box, lambda b: b.exec(command, stdin=stdin, limits=limits, **options))
+    try:
+        return with_box(
+            box, lambda b: b.exec_or_raise(command, stdin=stdin, limits=limits, **options)
+        )
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{error}.", fix="see burnish sandbox exec --help") from error
+    except ClassifiedFailure as error:
+        return infra_error(str(error))
 
 
 def _limits(bounds: Bounds) -> "Limits":

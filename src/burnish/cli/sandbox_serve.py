@@ -53,8 +53,7 @@ def serve(
         tls_key=tls_key,
         lease_s=lease,
     )
-    boxes = _pool_config(backend, max_boxes)
-    asyncio.run(_serve(config, boxes, audit, as_json=as_json))
+    asyncio.run(_serve(config, _pool_config(backend, max_boxes), audit, as_json=as_json))
 
 
 async def _serve(

@@ -22,6 +22,29 @@ from burnish.envs import registry
 from burnish.quality.report import ProbeVerdict, QualityReport
 
 COMMANDS = ("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain")
+SANDBOX_FLAGS = {
+    "create": ["--allow", "--deterministic", "--image", "--json", "--privileges"],
+    "exec": [
+        *("--cwd", "--disk", "--env", "--json", "--keep", "--memory", "--output", "--pids"),
+        "--timeout",
+    ],
+    "list": ["--json"],
+    "destroy": ["--json"],
+    "snapshot": ["--json"],
+    "rollback": ["--json"],
+    "fork": ["--json", "--number", "--snapshot", "-n"],
+    "export": ["--json", "--snapshot"],
+    "import": ["--json"],
+    "stats": ["--json"],
+    "stop": ["--json"],
+    "sweep": ["--json"],
+    "serve": [
+        *("--audit", "--backend", "--json", "--lease", "--listen", "--max-boxes", "--socket"),
+        *("--tls-cert", "--tls-key", "--token-file"),
+    ],
+    "audit verify": ["--heads", "--json"],
+    "audit show": ["--json"],
+}
 
 
 def call(*arguments: str) -> int:
@@ -36,18 +59,20 @@ def options(text: str) -> list[str]:
     return sorted(set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text)))
 
 
+def shown_flags(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert call(*command.split(), "--help") == 0
+    # Flags stand at the start of a row of a box.
+    rows = [
+        line.strip("\u2502 ").split("  ")[0]
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("\u2502 -")
+    ]
+    return options(" ".join(rows))
+
+
 def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
     # Files describe runs, flags describe actions. Before adding one, ask whether it is an action.
-    found = {}
-    for command in COMMANDS:
-        assert call(*command.split(), "--help") == 0
-        # Flags stand at the start of a row of a box.
-        rows = [
-            line.strip("\u2502 ").split("  ")[0]
-            for line in capsys.readouterr().out.splitlines()
-            if line.startswith("\u2502 -")
-        ]
-        found[command] = options(" ".join(rows))
+    found = {command: shown_flags(command, capsys) for command in COMMANDS}
     assert found == {
         "": ["--help", "--version", "-h"],
         "run": ["--config", "--dry-run", "--json", "--resume", "--set", "-c"],
@@ -59,6 +84,11 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "env play": ["--index", "--json", "--split"],
         "config explain": ["--config", "--json", "--set", "-c"],
     }
+
+
+def test_the_flags_of_the_sandbox_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {verb: shown_flags(f"sandbox {verb}", capsys) for verb in SANDBOX_FLAGS}
+    assert found == SANDBOX_FLAGS
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,6 +78,30 @@ class RemoteBox:
             ValueError: the command, environment or limits could not run on any machine.
             UserError: a limit, or `keep`, that the server does not have.
         """
+        try:
+            return await self.exec_or_raise(
+                argv, stdin=stdin, limits=limits, env=env, cwd=cwd, keep=keep
+            )
+        except (OSError, ClassifiedFailure) as error:
+            return infra_error(str(error))
+
+    async def exec_or_raise(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str = WORK,
+        keep: bool = False,
+    ) -> ExecResult:
+        """As `exec`, but what is wrong with the box or the server is raised.
+
+        Raises:
+            ValueError: the command, environment or limits could not run on any machine.
+            UserError: a limit, or `keep`, that the server does not have.
+            ClassifiedFailure: the box or the server is gone.
+        """
         limits = limits or Limits()
         check_argv(argv, env or {}, cwd)
         check_limits(limits)
@@ -90,10 +114,7 @@ class RemoteBox:
             cwd=cwd,
             keep=keep,
         )
-        try:
-            return await self._job("exec", request, ExecResult)
-        except (OSError, ClassifiedFailure) as error:
-            return _infra_error(str(error))
+        return await self._job("exec", request, ExecResult)
 
     async def _job(self, verb: str, message: Record, kind: type[R]) -> R:
         path = f"{self._path}/{verb}"
@@ -186,7 +207,8 @@ def box_path(box_id: str, url: str) -> str:
     return f"/v1/boxes/{box_id}"
 
 
-def _infra_error(message: str) -> ExecResult:
+def infra_error(message: str) -> ExecResult:
+    """The result of a command of which nothing is known."""
     return ExecResult(
         status=ExecStatus.INFRA_ERROR,
         exit_code=None,
