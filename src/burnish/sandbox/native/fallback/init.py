@@ -155,11 +155,14 @@ class Init:
         if message.op == Op.PYTHON and self._importing is None:
             raise OSError(errno.ENOSYS, "not a box of a template")
         job = parse_job(body, python=message.op == Op.PYTHON)
-        self._check_user(job.uid, job.gid)
-        if message.flags & Flag.EXEC_PACKAGES and not self._packages:
-            raise OSError(errno.EINVAL, "the box has no package privileges")
-        if message.op == Op.EXEC and not job.argv:
-            raise OSError(errno.EINVAL, "no program")
+        if (
+            not self._may_be(job.uid, job.gid)
+            or (message.flags & Flag.EXEC_PACKAGES and not self._packages)
+            or (message.op == Op.EXEC and not job.argv)
+        ):
+            body = struct.pack("<IiQQQQ", Ending.NOT_STARTED, errno.EINVAL, 0, 0, 0, 0)
+            self._channel.send(Op.EXITED, message.id, body)
+            return
         privileges = Privileges(
             self._packages if message.flags & Flag.EXEC_PACKAGES else (), bool(self._packages)
         )
@@ -171,12 +174,11 @@ class Init:
             self._running.ended_by = Ending.NOT_STARTED
             self._running.status = error
 
-    def _check_user(self, *ids: int) -> None:
-        for number in ids:
-            if number >= self._users.num_ids or (
-                number == self._users.init and self._users.num_ids > 1
-            ):
-                raise OSError(errno.EINVAL, f"{number} is not an id for jobs")
+    def _may_be(self, *ids: int) -> bool:
+        """Whether these are ids for jobs: not that of this process, unless there is no other."""
+        users = self._users
+        own = users.init if users.num_ids > 1 else -1
+        return all(number < users.num_ids and number != own for number in ids)
 
     def _kill(self, message: Message) -> None:
         if message.body or message.fds:
@@ -229,7 +231,8 @@ class Init:
         mode, uid, gid = fields.u32(), fields.u32(), fields.u32()
         path = fields.path()
         fields.end()
-        self._check_user(uid, gid)
+        if not self._may_be(uid, gid):
+            raise OSError(errno.EINVAL, "not a user of jobs")
         with _As(uid, gid):
             files.put(path, message.fds[0], mode & 0o777)
         self._channel.send(Op.DONE, message.id)
