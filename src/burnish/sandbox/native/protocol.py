@@ -44,14 +44,15 @@ owner -> init
               With EXEC_IN_FILE all after the header is in a 4th descriptor (a memfd) instead.
               -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead. At
               wall_us all is killed, also what earlier commands kept. EXEC, PUT and GET while a
-              command runs: ERROR EBUSY. The init has the last id of the box: EXEC, PUT and GET as
-              that one are ERROR EINVAL (unless num_ids = 1).
+              command runs: ERROR EBUSY. The init has the last id of the box: EXEC and PUT as that
+              one are ERROR EINVAL (unless num_ids = 1), as is EXEC_PACKAGES without CREATE_PACKAGES.
     KILL      End the running command (SIGKILL to all, kept ones too); its EXITED follows. No reply
               of its own; ignored when nothing runs.
     PUT       u32 mode, u32 uid, u32 gid, str path [file with the content]
               Replaces atomically, makes missing parents, never follows a link; `path` is relative
               to /work. -> DONE, or ERROR
     GET       u64 limit_bytes, str path [file to write to]
+              By job_uid of HELLO, with its powers where CREATE_PACKAGES gave them.
               -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)
     PYTHON    the body of EXEC, then u32 kind (`PythonKind`), u32 options (`PythonOption`), str source
               [stdin, stdout, stderr]

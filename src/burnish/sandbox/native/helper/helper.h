@@ -1,105 +1,112 @@
-/* The parts of the helper.
+/* The helper of the native sandbox (design/0005-native-sandbox.md).
  *
- *   main.c    the loop: owner's messages, ends of inits, boxes and layers by number
- *   image.c   HELLO: the mount namespace that holds one image and nothing else of the host
- *   box.c     CREATE: from clone3 to an init that is ready
- *   init.c    pid 1 of a box: commands, files, listening sockets
- *   job.c     what init starts: programs, and the writing and reading of files
- *   wire.c    messages
+ *   main.c   the loop: the owner's messages, boxes and layers by number, the ends of inits
+ *   image.c  HELLO: a mount namespace that holds one image and nothing else of the host
+ *   box.c    CREATE: from clone3 to an init that is ready
+ *   init.c   process 1 of a box: commands, files, listening sockets
+ *   job.c    its children: programs, and the writing and reading of files
+ *   wire.c   messages
  *
  * In the helper's mount namespace: /r the rootfs, /s the skeleton, /b/N the binds, /d the template
- * of /dev, /e an empty directory, /proc the host's, /m where a box puts its root together, and /l/N
- * where the writable layer (0) and the frozen ones of a box are for the moment of its clone3.
- */
+ * of /dev, /e an empty directory, /proc the host's, /m where a box puts its root together, and
+ * /l/N, for the moment of a clone3, the writable layer of a box (0) and those below it. */
 #ifndef BURNISH_HELPER_H
 #define BURNISH_HELPER_H
-
+#include <fcntl.h>
 #include <linux/filter.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/types.h>
+#include <unistd.h>
 
 #include "wire.h"
 
-struct bind {
-    const char *source, *target;
+/* Newer than some C libraries; the numbers are the same on every architecture. */
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+#ifndef SYS_mount_setattr
+#define SYS_mount_setattr 442
+#endif
+#ifndef AT_EMPTY_PATH
+#define AT_EMPTY_PATH 0x1000
+#endif
+#ifndef AT_RECURSIVE
+#define AT_RECURSIVE 0x8000
+#endif
+enum { RDONLY = 1, NOSUID = 2, NODEV = 4, NOEXEC = 8, IDMAP = 0x100000 }; /* of mounts */
+struct clone_arguments {
+    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
+        set_tid_size, cgroup;
 };
+/* A detached copy of all that is mounted at a path; the empty path is the descriptor itself. */
+static inline int copy_tree(int at, const char *path) {
+    return (int)syscall(SYS_open_tree, at, path, 1 | O_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH);
+}
+static inline int attach(int tree, int at, const char *path) {
+    return (int)syscall(SYS_move_mount, tree, "", at, path, 0x4 | (*path ? 0 : 0x40));
+}
+static inline int set_mount(int tree, uint64_t set, int user_namespace, int flags) {
+    uint64_t attributes[4] = {set, 0, 0, (uint64_t)user_namespace};
+    return (int)syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | flags, attributes,
+                        sizeof attributes);
+}
 
+/* A step has failed: errno says why, the stage which, in words for people. Returns -1. */
+int fail(const char *stage);
+extern const char *failed_stage;
+#define TRY(call, stage) do { if ((call) < 0) return fail(stage); } while (0)
+
+struct pair { const char *first, *second; };
 struct image {
-    uint32_t uid_first, gid_first, num_ids, job_uid;
-    const char *rootfs;
-    struct bind *binds, *links, *files;
-    const char **hidden;
-    uint32_t num_binds, num_links, num_hidden, num_files;
-    struct sock_fprog filter;
-    bool is_root; /* of the user namespace that the helper was started in */
+    uint32_t uid_first, gid_first, num_ids, job_uid, num_binds, num_links, num_hidden, num_files;
     uint32_t abilities;
+    const char *rootfs, **hidden;
+    struct pair *binds, *links, *files;
+    struct sock_fprog filter;
+    bool is_root;
 };
+int read_filter(struct image *image, int fd);
+int enter(struct image *image);
+int write_ids(const struct image *image, pid_t pid);
+/* A tmpfs with `u`, an overlay's upper directory, `w`, its work directory, and `s`, shared memory.
+ * Detached. */
+int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes);
+int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes);
 
 struct creation {
     uint32_t box, num_layers;
     uint64_t shm_bytes;
     bool deterministic, packages;
 };
+struct ready { int32_t error; char stage[100]; };
+/* What the child of clone3 does. On `control` it reads a byte, then writes a `struct ready`. */
+_Noreturn void become_box(const struct image *image, const struct creation *creation, int control,
+                          char **arguments);
 
-/* A step failed: which, in words for people. Returns -1, errno stays. */
-int fail(const char *stage);
-extern const char *failed_stage;
-#define TRY(call, stage)            \
-    do {                            \
-        if ((call) < 0)             \
-            return fail(stage);     \
-    } while (0)
-
-/* image.c */
-int read_filter(struct image *image, int fd);
-int enter(struct image *image);
-int write_ids(const struct image *image, pid_t pid);
-int make_tmpfs(uint64_t num_bytes, uint32_t num_inodes);
-int resize_tmpfs(int mount, uint64_t num_bytes, uint32_t num_inodes);
-/* A tmpfs of a box: `u` for the overlay's upper directory, `w` its work, `s` shared memory. */
-int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes);
-
-/* box.c: what the child of clone3 does; never returns. */
-struct ready {
-    int32_t error;
-    char stage[100];
-};
-_Noreturn void become_box(const struct image *image, const struct creation *creation, int control);
-void forget_arguments(void);
-extern char **main_arguments;
-
-/* init.c */
 enum { CONTROL = 3 };
-struct ids {
-    uint32_t init; /* no job is this one; UINT32_MAX: there is no other */
-    uint32_t reader; /* who reads files */
-    bool packages;
-};
-_Noreturn void serve(const struct ids *ids);
+/* `init` is the id that no job may have, `reader` the one that reads files. */
+_Noreturn void serve(uint32_t init, uint32_t reader, bool packages);
 
-/* job.c: each runs in a child that shares our memory, and reports in the record itself. */
+/* Children share our memory and report in this record. */
 struct job {
     int fds[4];
-    uint32_t uid, gid;
+    uint32_t uid, gid, num_limits, mode;
     bool packages, box_has_packages;
-    char *cwd, **argv, **env;
-    struct rlimit *limits;
-    uint32_t *resources;
-    uint32_t num_limits;
-    uint32_t mode;
+    char *cwd, **argv, **env, *path;
+    struct limit { uint32_t resource; struct rlimit values; } *limits;
     uint64_t limit_bytes;
-    char *path;
-    volatile int error; /* of the step that failed */
-    const char *volatile stage;
     volatile uint64_t num_bytes;
+    volatile int error;
+    const char *volatile stage;
 };
-uint64_t package_capabilities(void);
+extern const uint64_t PACKAGE_CAPABILITIES;
 int set_capabilities(uint64_t permitted);
 pid_t start(int (*run)(void *), struct job *job);
 int run_program(void *job);
 int put_file(void *job);
 int get_file(void *job);
-
 #endif

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -11,13 +10,11 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "helper.h"
 
-enum { MAX_BODY_BYTES = 16 << 20, MAX_LIMITS = 16, MAX_FILE_TASK_S = 60 };
-/* A year: what is longer would overflow, and nobody waits for it. */
-static const uint64_t MAX_WALL_US = 365ULL * 86400 * 1000000;
+enum { MAX_BODY_BYTES = 16 << 20, MAX_LIMITS = 16, MAX_FILE_TASK_US = 20 * 1000000 };
+static const uint64_t MAX_WALL_US = 365ULL * 86400 * 1000000; /* what is longer would overflow */
 
 static struct {
     pid_t pid; /* 0: nothing runs */
@@ -28,13 +25,9 @@ static struct {
     struct job job;
     char *body; /* what the job's strings are in */
 } command;
-
-static struct {
-    uint64_t user_us, system_us;
-    long max_rss_kib;
-} used;
-
-static const struct ids *ids;
+static struct { uint64_t user_us, system_us, max_rss_bytes; } used;
+static uint32_t init_id, reader_id;
+static bool box_has_packages;
 static int children; /* signalfd for SIGCHLD */
 
 static int64_t now_us(void) {
@@ -52,14 +45,13 @@ static uint64_t microseconds(struct timeval time) {
 static pid_t reap(int options, int *status) {
     struct rusage usage;
     pid_t pid;
-    do
-        pid = wait4(-1, status, options, &usage);
+    do pid = wait4(-1, status, options, &usage);
     while (pid < 0 && errno == EINTR);
     if (pid > 0) {
+        uint64_t rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
         used.user_us += microseconds(usage.ru_utime);
         used.system_us += microseconds(usage.ru_stime);
-        if (usage.ru_maxrss > used.max_rss_kib)
-            used.max_rss_kib = usage.ru_maxrss;
+        if (rss_bytes > used.max_rss_bytes) used.max_rss_bytes = rss_bytes;
     }
     return pid;
 }
@@ -67,59 +59,41 @@ static pid_t reap(int options, int *status) {
 static void kill_all(void) {
     int status;
     kill(-1, SIGKILL);
-    while (reap(0, &status) > 0)
-        ;
+    while (reap(0, &status) > 0) continue;
 }
 
-static void send_exited(enum ending ending, int code, uint64_t wall_us) {
+static void forget_command(void) {
+    free(command.body), free(command.job.argv), free(command.job.env), free(command.job.limits);
+    memset(&command, 0, sizeof command);
+}
+
+static void finish(enum ending ending, int code) {
     struct __attribute__((packed)) {
         uint32_t ending;
         int32_t code;
         uint64_t wall_us, user_us, system_us, max_rss_bytes;
-    } body = {ending, code, wall_us, used.user_us, used.system_us, (uint64_t)used.max_rss_kib * 1024};
+    } body = {ending, code, (uint64_t)(now_us() - command.started_us), used.user_us, used.system_us,
+              used.max_rss_bytes};
     send_message(CONTROL, EXITED, command.id, &body, sizeof body, NULL, 0);
-}
-
-static void forget_command(void) {
-    free(command.body);
-    free(command.job.argv);
-    free(command.job.env);
-    free(command.job.limits);
-    free(command.job.resources);
-    memset(&command, 0, sizeof command);
-}
-
-static void finish(int status, bool others) {
-    uint64_t wall_us = (uint64_t)(now_us() - command.started_us);
-    if (others && (!command.keep || command.forced))
-        kill_all();
-    if (command.job.error != 0)
-        send_exited(ENDING_NOT_STARTED, command.job.error, wall_us);
-    else if (command.forced)
-        send_exited(command.ending, 0, wall_us);
-    else if (WIFEXITED(status))
-        send_exited(ENDING_EXITED, WEXITSTATUS(status), wall_us);
-    else
-        send_exited(ENDING_SIGNALED, WTERMSIG(status), wall_us);
     forget_command();
 }
 
-/* Reaps all that has ended. With orphans the process table of the box would fill. */
+/* Reaps all that has ended: orphans would fill the process table of the box. */
 static void reap_ended(void) {
-    bool ended = false;
     int status, last = 0;
+    bool ended = false;
     pid_t pid;
-    while ((pid = reap(WNOHANG, &status)) > 0) {
-        if (pid == command.pid) {
-            ended = true;
-            last = status;
-        }
-    }
-    if (ended)
-        finish(last, pid == 0);
+    while ((pid = reap(WNOHANG, &status)) > 0)
+        if (pid == command.pid) ended = true, last = status;
+    if (!ended) return;
+    if (pid == 0 && (!command.keep || command.forced)) kill_all();
+    if (command.job.error != 0) finish(ENDING_NOT_STARTED, command.job.error);
+    else if (command.forced) finish(command.ending, 0);
+    else if (WIFEXITED(last)) finish(ENDING_EXITED, WEXITSTATUS(last));
+    else finish(ENDING_SIGNALED, WTERMSIG(last));
 }
 
-/* The end of the command itself is seen by its SIGCHLD. */
+/* The end itself is seen by its SIGCHLD. */
 static void force_end(enum ending ending) {
     command.forced = true;
     command.ending = ending;
@@ -130,236 +104,162 @@ static void force_end(enum ending ending) {
 static char **take_strings(struct message *m) {
     uint32_t count = take_count(m, 4);
     char **strings = calloc((size_t)count + 1, sizeof *strings);
-    for (uint32_t i = 0; strings != NULL && i < count; i++)
-        strings[i] = take_string(m);
+    for (uint32_t i = 0; strings != NULL && i < count; i++) strings[i] = take_string(m);
     return strings;
 }
 
-/* All after the header, copied, as the buffer is needed for what comes while the command runs.
- * False without memory. */
+/* All after the header, copied: the buffer is needed for what comes while the command runs. */
 static bool take_body(struct message *m) {
-    struct stat status;
-    size_t size = (size_t)(m->end - m->at);
+    struct stat status = {.st_size = m->end - m->at};
     bool in_file = m->flags & EXEC_IN_FILE;
-    if (in_file && (m->num_fds != 4 || size != 0 || fstat(m->fds[3], &status) < 0 ||
-                    status.st_size < 0 || status.st_size > MAX_BODY_BYTES)) {
-        m->bad = true;
-        return true;
-    }
-    if (in_file)
-        size = (size_t)status.st_size;
-    /* One byte before, for take_string. */
-    command.body = malloc(size + 1);
-    if (command.body == NULL)
+    if (in_file && (m->num_fds != 4 || m->end != m->at || fstat(m->fds[3], &status) < 0))
         return false;
-    char *start = command.body + 1;
-    if (!in_file)
-        memcpy(start, m->at, size);
-    for (size_t done = 0; in_file && done < size;) {
-        ssize_t got = pread(m->fds[3], start + done, size - done, (off_t)done);
-        if (got <= 0) {
-            m->bad = true;
-            return true;
-        }
-        done += (size_t)got;
-    }
+    size_t size = (size_t)status.st_size;
+    if (size > MAX_BODY_BYTES || (command.body = malloc(size + 1)) == NULL) return false;
+    char *start = command.body + 1; /* take_string needs a byte before */
+    if (!in_file) memcpy(start, m->at, size);
+    else if (pread(m->fds[3], start, size, 0) != (ssize_t)size) return false;
     m->at = start;
     m->end = start + size;
     return true;
 }
 
-/* False without memory. */
 static bool take_command(struct message *m, struct job *job, uint64_t *wall_us) {
-    if (!take_body(m))
-        return false;
+    if (!take_body(m)) return false;
     *wall_us = take_u64(m);
     job->uid = take_u32(m);
     job->gid = take_u32(m);
     job->num_limits = take_count(m, 20);
-    if (job->num_limits > MAX_LIMITS)
-        m->bad = true;
-    size_t room = m->bad ? 1 : (size_t)job->num_limits + 1;
-    job->limits = calloc(room, sizeof *job->limits);
-    job->resources = calloc(room, sizeof *job->resources);
-    if (job->limits == NULL || job->resources == NULL)
-        return false;
-    for (uint32_t i = 0; !m->bad && i < job->num_limits; i++) {
-        job->resources[i] = take_u32(m);
-        job->limits[i].rlim_cur = take_u64(m);
-        job->limits[i].rlim_max = take_u64(m);
+    if (job->num_limits > MAX_LIMITS) return false;
+    job->limits = calloc(MAX_LIMITS, sizeof *job->limits);
+    if (job->limits == NULL) return false;
+    for (uint32_t i = 0; i < job->num_limits; i++) {
+        job->limits[i].resource = take_u32(m);
+        job->limits[i].values.rlim_cur = take_u64(m);
+        job->limits[i].values.rlim_max = take_u64(m);
     }
     job->cwd = take_string(m);
     job->argv = take_strings(m);
     job->env = take_strings(m);
     job->packages = m->flags & EXEC_PACKAGES;
-    job->box_has_packages = ids->packages;
-    return job->argv != NULL && job->env != NULL;
+    job->box_has_packages = box_has_packages;
+    return job->argv != NULL && job->env != NULL &&
+           is_complete(m, EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES,
+                       m->flags & EXEC_IN_FILE ? 4 : 3);
 }
 
-static void execute(struct message *m) {
+/* False, which ends the box, for what is malformed or finds no memory. */
+static bool execute(struct message *m) {
     uint64_t wall_us;
     struct job *job = &command.job;
-    bool enough = take_command(m, job, &wall_us);
-    if (enough && !is_complete(m, EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES,
-                               m->flags & EXEC_IN_FILE ? 4 : 3))
-        _exit(1);
-    command.id = m->id;
+    if (!take_command(m, job, &wall_us)) return false;
     memset(&used, 0, sizeof used);
-    if (!enough || job->argv[0] == NULL || job->uid == ids->init || job->gid == ids->init ||
-        (job->packages && !ids->packages)) {
-        if (!enough)
-            send_exited(ENDING_NOT_STARTED, ENOMEM, 0);
-        else
-            send_error(CONTROL, m->id, EINVAL, "a command that cannot be");
-        forget_command();
-        return;
-    }
     memcpy(job->fds, m->fds, sizeof job->fds);
+    command.id = m->id;
     command.keep = m->flags & EXEC_KEEP;
     command.started_us = now_us();
     command.has_deadline = wall_us > 0;
-    command.deadline_us =
-        command.started_us + (int64_t)(wall_us < MAX_WALL_US ? wall_us : MAX_WALL_US);
-    command.pid = start(run_program, job);
-    if (command.pid < 0) {
-        int error = errno, status;
-        if (!command.keep && waitpid(-1, &status, WNOHANG) >= 0)
-            kill_all();
-        send_exited(ENDING_NOT_STARTED, error, 0);
+    if (wall_us > MAX_WALL_US) wall_us = MAX_WALL_US;
+    command.deadline_us = command.started_us + (int64_t)wall_us;
+    if (job->argv[0] == NULL || job->uid == init_id || job->gid == init_id ||
+        (job->packages && !box_has_packages)) {
+        send_error(CONTROL, m->id, EINVAL, "a command that cannot be");
         forget_command();
+        return true;
     }
+    command.pid = start(run_program, job);
+    if (command.pid > 0) return true;
+    int error = errno;
+    if (!command.keep) kill_all();
+    finish(ENDING_NOT_STARTED, error);
+    return true;
 }
 
-/* Files are written and read by a child with the job's ids; the box's processes can stop it, so the
+/* Files are written and read by a child with the job's ids; as the box's processes can stop it, its
  * time is bounded. */
 static void run_file_task(int (*run)(void *), struct job *job) {
-    int64_t deadline_us = now_us() + MAX_FILE_TASK_S * 1000000LL;
-    pid_t task = start(run, job), pid;
-    int status;
-    if (task < 0) {
-        job->error = errno;
-        job->stage = "starting a child";
-        return;
-    }
-    for (;;) {
-        while ((pid = reap(WNOHANG, &status)) > 0)
-            if (pid == task) {
-                if (WIFSIGNALED(status) && job->error == 0) {
-                    job->error = now_us() < deadline_us ? EIO : ETIMEDOUT;
-                    job->stage = "a child that was killed";
-                }
-                return;
-            }
-        int64_t left_us = deadline_us - now_us();
-        if (left_us <= 0)
-            kill(task, SIGKILL);
-        struct pollfd wait = {.fd = children, .events = POLLIN};
+    int64_t deadline_us = now_us() + MAX_FILE_TASK_US;
+    pid_t task = start(run, job), pid = 0;
+    int status = 0;
+    if (task < 0) job->error = errno, job->stage = "starting a child";
+    while (task > 0 && pid != task) {
+        struct pollfd wait = {children, POLLIN, 0};
         struct signalfd_siginfo ignored;
+        int64_t left_us = deadline_us - now_us();
+        if (left_us <= 0) kill(task, SIGKILL);
         if (poll(&wait, 1, left_us > 0 ? (int)(left_us / 1000) + 1 : 1000) > 0 &&
-            read(children, &ignored, sizeof ignored) < 0)
-            continue;
+            read(children, &ignored, sizeof ignored) > 0)
+            while ((pid = reap(WNOHANG, &status)) > 0 && pid != task) continue;
     }
+    if (task > 0 && WIFSIGNALED(status) && job->error == 0)
+        job->error = now_us() < deadline_us ? EIO : ETIMEDOUT, job->stage = "a killed child";
 }
 
-static void put_or_get(struct message *m) {
-    struct job job = {.box_has_packages = ids->packages};
+static bool put_or_get(struct message *m) {
     bool put = m->op == PUT;
-    if (put) {
-        job.mode = take_u32(m);
-        job.uid = take_u32(m);
-        job.gid = take_u32(m);
-    } else {
-        job.limit_bytes = take_u64(m);
-        job.uid = job.gid = ids->reader;
-        job.packages = ids->packages;
-    }
+    struct job job = {.box_has_packages = box_has_packages, .uid = reader_id, .gid = reader_id,
+                      .packages = !put && box_has_packages};
+    if (put) job.mode = take_u32(m), job.uid = take_u32(m), job.gid = take_u32(m);
+    else job.limit_bytes = take_u64(m);
     job.path = take_string(m);
-    if (!is_complete(m, 0, 1))
-        _exit(1);
+    if (!is_complete(m, 0, 1)) return false;
     job.fds[0] = m->fds[0];
-    if (job.uid == ids->init || job.gid == ids->init) {
-        send_error(CONTROL, m->id, EINVAL, "a file of the init's user");
-        return;
-    }
-    run_file_task(put ? put_file : get_file, &job);
+    if (job.uid == init_id || job.gid == init_id) job.error = EINVAL, job.stage = "the init's user";
+    else run_file_task(put ? put_file : get_file, &job);
     uint64_t num_bytes = job.num_bytes;
-    if (job.error != 0)
-        send_error(CONTROL, m->id, job.error, job.stage);
-    else
-        send_message(CONTROL, DONE, m->id, &num_bytes, put ? 0 : sizeof num_bytes, NULL, 0);
+    if (job.error != 0) send_error(CONTROL, m->id, job.error, job.stage);
+    else send_message(CONTROL, DONE, m->id, &num_bytes, put ? 0 : sizeof num_bytes, NULL, 0);
+    return true;
 }
 
-static void listen_on(struct message *m) {
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+static bool listen_on(struct message *m) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int yes = 1;
-    uint32_t low = 0;
-    /* The port is the one u16 of the protocol. */
-    if (m->end - m->at == 2)
-        low = (uint32_t)(uint8_t)m->at[0] | (uint32_t)(uint8_t)m->at[1] << 8, m->at += 2;
-    else
-        m->bad = true;
-    if (!is_complete(m, 0, 0))
-        _exit(1);
-    address.sin_port = htons((uint16_t)low);
+    uint16_t port;
+    take(m, &port, sizeof port);
+    if (!is_complete(m, 0, 0)) return false;
+    address.sin_port = htons(port);
     int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (server < 0 || setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) < 0 ||
         bind(server, (struct sockaddr *)&address, sizeof address) < 0 || listen(server, 128) < 0)
         send_error(CONTROL, m->id, errno, "listening on the loopback");
-    else
-        send_message(CONTROL, DONE, m->id, NULL, 0, &server, 1);
-    if (server >= 0)
-        close(server);
+    else send_message(CONTROL, DONE, m->id, NULL, 0, &server, 1);
+    if (server >= 0) close(server);
+    return true;
 }
 
-static void serve_one(char *buffer) {
-    struct message m;
-    if (receive(CONTROL, &m, buffer) != RECEIVED)
-        _exit(1);
-    bool is_work = m.op == EXEC || m.op == PUT || m.op == GET;
-    if (is_work && command.pid > 0)
-        send_error(CONTROL, m.id, EBUSY, "a command runs");
-    else if (m.op == EXEC)
-        execute(&m);
-    else if (is_work)
-        put_or_get(&m);
-    else if (m.op == LISTEN)
-        listen_on(&m);
-    else if (m.op == KILL && is_complete(&m, 0, 0))
-        command.pid > 0 ? force_end(ENDING_KILLED) : (void)0;
-    else
-        _exit(1);
-    close_fds(&m);
+static bool serve_one(struct message *m) {
+    bool is_work = m->op == EXEC || m->op == PUT || m->op == GET;
+    if (m->op == PYTHON) send_error(CONTROL, m->id, ENOSYS, "a box without an interpreter");
+    else if (is_work && command.pid > 0) send_error(CONTROL, m->id, EBUSY, "a command runs");
+    else if (m->op == EXEC) return execute(m);
+    else if (is_work) return put_or_get(m);
+    else if (m->op == LISTEN) return listen_on(m);
+    else if (m->op != KILL || !is_complete(m, 0, 0)) return false;
+    else if (command.pid > 0) force_end(ENDING_KILLED);
+    return true;
 }
 
-void serve(const struct ids *box_ids) {
+void serve(uint32_t init, uint32_t reader, bool packages) {
     static char buffer[MAX_MESSAGE_BYTES];
+    struct signalfd_siginfo ignored;
+    struct message m;
     sigset_t child;
-    ids = box_ids;
+    init_id = init, reader_id = reader, box_has_packages = packages;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);
     children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (children < 0)
-        _exit(1);
     for (;;) {
-        struct pollfd wait[2] = {{.fd = children, .events = POLLIN},
-                                 {.fd = CONTROL, .events = POLLIN}};
-        struct timespec left = {0}, *timeout = NULL;
-        if (command.has_deadline) {
-            int64_t left_us = command.deadline_us - now_us();
-            if (left_us > 0)
-                left = (struct timespec){left_us / 1000000, left_us % 1000000 * 1000};
-            timeout = &left;
-        }
-        if (ppoll(wait, 2, timeout, NULL) < 0)
-            continue;
-        struct signalfd_siginfo ignored;
-        if (wait[0].revents && read(children, &ignored, sizeof ignored) > 0)
-            reap_ended();
-        else if (command.has_deadline && now_us() >= command.deadline_us)
-            force_end(ENDING_TIMEOUT);
-        if (wait[1].revents)
-            serve_one(buffer);
+        struct pollfd wait[2] = {{children, POLLIN, 0}, {CONTROL, POLLIN, 0}};
+        int64_t left_us = command.deadline_us - now_us();
+        if (left_us < 0) left_us = 0;
+        struct timespec left = {left_us / 1000000, left_us % 1000000 * 1000};
+        if (ppoll(wait, 2, command.has_deadline ? &left : NULL, NULL) < 0) continue;
+        if (wait[0].revents && read(children, &ignored, sizeof ignored) > 0) reap_ended();
+        if (command.has_deadline && now_us() >= command.deadline_us) force_end(ENDING_TIMEOUT);
+        if (!wait[1].revents) continue;
+        if (receive(CONTROL, &m, buffer) != RECEIVED || !serve_one(&m)) _exit(1);
+        close_fds(&m);
     }
 }

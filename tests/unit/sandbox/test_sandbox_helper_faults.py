@@ -1,0 +1,119 @@
+"""Death and garbage: nothing is left, nothing misleads."""
+
+import array
+import errno
+import os
+import signal
+import socket
+import struct
+
+import pytest
+from raw_helper import (
+    COMMANDS,
+    RawHelper,
+    ended,
+    many,
+    memory_file,
+    open_helper,
+    shell,
+    text,
+)
+
+from burnish.sandbox.native.binary import helper_problem
+from burnish.sandbox.native.protocol import Op
+
+
+def test_the_end_of_an_init_is_reported(helper: RawHelper) -> None:
+    box = helper.create(3)
+    os.kill(box.pid, signal.SIGKILL)
+    died = helper.receive()
+    assert died is not None
+    assert (died.op, died.id) == (Op.DIED, 0)
+    assert struct.unpack("<Ii", died.body) == (3, signal.SIGKILL)
+    assert helper.refused(3) in (errno.EINVAL, errno.EEXIST)
+    assert helper.tell(Op.DESTROY, 3).op is Op.DONE
+    helper.create(3)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, None])
+def test_boxes_die_with_the_helper_and_the_helper_with_its_owner(
+    helper: RawHelper, how: signal.Signals | None
+) -> None:
+    boxes = [helper.create(number) for number in range(3)]
+    boxes[0].start("sleep", "1000")
+    watched = [os.dup(box.pidfd) for box in boxes]
+    if how is not None:
+        helper.process.send_signal(how)
+    helper.close()
+    assert all(ended(pidfd) for pidfd in watched)
+    helper.process.wait(30)
+
+
+def test_a_box_dies_when_its_owner_hangs_up(helper: RawHelper) -> None:
+    box = helper.create(1)
+    box.start("sleep", "1000")
+    box.socket.shutdown(socket.SHUT_RDWR)
+    died = helper.receive()
+    assert died is not None
+    assert died.op is Op.DIED
+
+
+@pytest.mark.parametrize("data", [b"x", b"x" * 100, struct.pack("<IHHI", 12, 99, 0, 1)])
+def test_an_init_that_gets_garbage_ends(helper: RawHelper, data: bytes) -> None:
+    box = helper.create(1)
+    box.socket.send(data)
+    died = helper.receive()
+    assert died is not None
+    assert died.op is Op.DIED
+    assert shell(helper.create(2), "echo alive") == "alive\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x",
+        struct.pack("<IHHI", 13, Op.DROP, 0, 1),
+        struct.pack("<IHHI", 12, Op.DROP, 0, 1),
+        struct.pack("<IHHI", 12, 99, 0, 1),
+        struct.pack("<IHHI", 12, Op.EXEC, 0, 1),
+        struct.pack("<IHHIII", 20, Op.DROP, 0, 1, 1, 1),
+        struct.pack("<IHHII", 16, Op.DROP, 1, 1, 1),
+        struct.pack("<IHHI", 40, Op.CREATE, 0, 1) + struct.pack("<IQIQI", 1, 1, 1, 1, 2**32 - 1),
+        bytes(200_000),
+    ],
+)
+def test_a_malformed_message_ends_the_helper_with_one_line(helper_name: str, data: bytes) -> None:
+    helper = open_helper(helper_name)
+    box = helper.create(1)
+    pidfd = os.dup(box.pidfd)
+    helper.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    helper.socket.send(data)
+    assert helper.receive() is None
+    status, said = helper.end()
+    assert status == 1
+    assert len(said.splitlines()) == 1
+    assert ended(pidfd)
+
+
+@pytest.mark.parametrize("count", [1, 9, 16, 250])
+def test_too_many_descriptors_end_the_helper(helper_name: str, count: int) -> None:
+    helper = open_helper(helper_name)
+    message = struct.pack("<IHHII", 16, Op.DROP, 0, 1, 1)
+    rights = array.array("i", [0] * count)
+    helper.socket.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    assert helper.receive() is None
+    assert helper.end()[0] == 1
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_another_version_is_refused_in_words(helper_name: str, version: int) -> None:
+    if helper_name == "c" and helper_problem():
+        pytest.skip("the compiled helper is not there: install a C compiler, then Burnish again")
+    helper = RawHelper(COMMANDS[helper_name], hello=False)
+    body = struct.pack("<IIIII", version, 0, 0, 1, 0) + text("") + many([]) * 4
+    file = memory_file(bytes(8))
+    reply = helper.ask(Op.HELLO, body, [file])
+    os.close(file)
+    assert reply.op is Op.ERROR
+    assert "version" in reply.stage
+    helper.end()
