@@ -86,4 +86,10 @@ def _sandbox(options: dict[str, Any]) -> App:
     )
     audit.command("burnish.cli.sandbox_audit:show", name="show", help="Print a log.")
     sandbox.command(audit)
+    image = App(name="image", help="Root file systems for boxes.", **options)
+    image.command("burnish.cli.sandbox_image:add", name="add", help="Add an image.")
+    image.command("burnish.cli.sandbox_image:list_images", name="list", help="List the images.")
+    image.command("burnish.cli.sandbox_image:remove", name="remove", help="Forget images.")
+    image.command("burnish.cli.sandbox_image:verify", name="verify", help="Was it changed?")
+    sandbox.command(image)
     return sandbox

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from burnish.core.boxes import Policy, Privileges
+from burnish.core.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.sandbox.remote.client import RemotePool
@@ -54,6 +55,8 @@ def destroy(box: list[str], /, *, as_json: Annotated[bool, _JSON] = False) -> No
     from burnish.cli.console import write_json
     from burnish.cli.sandbox_daemon import with_boxes_of
 
+    if not box:
+        raise UserError("there is no id.", fix="burnish sandbox list")
     for box_id in box:
         with_boxes_of(box_id, partial(_destroy, box_id))
     if as_json:

@@ -44,6 +44,10 @@ SANDBOX_FLAGS = {
     ],
     "audit verify": ["--heads", "--json"],
     "audit show": ["--json"],
+    "image add": ["--json", "--mirror", "--package", "--suite", "--tag"],
+    "image list": ["--json"],
+    "image remove": ["--json"],
+    "image verify": ["--json"],
 }
 
 
