@@ -1,6 +1,7 @@
 import contextlib
 import io
 import os
+import resource
 import socket
 import stat
 import tarfile
@@ -278,22 +279,24 @@ def test_many_names_of_one_file_are_stored_and_read_once(make: Make, tmp_path: P
 
 
 def test_deep_directories_need_few_descriptors(make: Make, tmp_path: Path) -> None:
-    descriptor, _ = make()
+    (descriptor, _), (into, _), (merged, _) = make(), make(), make()
     current = os.dup(descriptor)
-    for _ in range(1200):
-        os.mkdir("d" * 20, dir_fd=current)
-        below = os.open("d" * 20, os.O_RDONLY, dir_fd=current)
+    for _ in range(300):
+        os.mkdir("d" * 40, dir_fd=current)
+        below = os.open("d" * 40, os.O_RDONLY, dir_fd=current)
         os.close(current)
         current = below
     os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=current))
     os.close(current)
-    content = export_layers([descriptor], tmp_path / "a.tar", BASE)
-    into, _ = make()
-    import_tar(tmp_path / "a.tar", into, BASE)
-    assert digest([into], BASE) == content
-    merged, _ = make()
-    squash([descriptor], merged)
-    assert digest([merged], BASE) == content
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(into, merged) + 20, hard))
+    try:
+        content = export_layers([descriptor], tmp_path / "a.tar", BASE)
+        import_tar(tmp_path / "a.tar", into, BASE)
+        squash([descriptor], merged)
+        assert digest([into], BASE) == digest([merged], BASE) == content
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_directories_without_bottom_are_refused(make: Make, tmp_path: Path) -> None:

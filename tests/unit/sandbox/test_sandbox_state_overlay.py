@@ -173,7 +173,7 @@ def _trial(place: Path, dice: random.Random) -> tuple[int, int]:
 def _main(place: Path, seed: int) -> None:
     dice = random.Random(seed)
     whiteouts = opaques = 0
-    for _ in range(10):
+    for _ in range(6):
         _mount("-t", "tmpfs", "none", str(place))
         more_whiteouts, more_opaques = _trial(place, dice)
         whiteouts += more_whiteouts

@@ -22,21 +22,19 @@ def remove_tree(parent_fd: int, name: bytes) -> None:
     except FileNotFoundError:
         return
     current = _enter(parent_fd, name)
-    trail = [name]
+    trail = [(name, _empty(current))]
     try:
         while trail:
-            below = _empty(current)
-            if below is not None:
-                trail.append(below)
-                current = _replace(current, _enter(current, below))
+            done, below = trail[-1]
+            if below:
+                name = below.pop()
+                current = _replace(current, _enter(current, name))
+                trail.append((name, _empty(current)))
             else:
-                done = trail.pop()
-                above = parent_fd if not trail else os.open("..", FOLDER, dir_fd=current)
-                try:
-                    os.rmdir(done, dir_fd=above)
-                finally:
-                    if trail:
-                        current = _replace(current, above)
+                trail.pop()
+                if trail:
+                    current = _replace(current, os.open("..", FOLDER, dir_fd=current))
+                os.rmdir(done, dir_fd=current if trail else parent_fd)
     finally:
         os.close(current)
 
@@ -48,19 +46,16 @@ def _enter(parent_fd: int, name: bytes) -> int:
     return os.open(name, FOLDER, dir_fd=parent_fd)
 
 
-def _empty(folder: int) -> bytes | None:
-    """Remove all but directories; returns one of those."""
-    found = None
+def _empty(folder: int) -> list[bytes]:
+    """Remove all but directories; returns those."""
     with os.scandir(folder) as entries:
         names = [
             (os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in entries
         ]
     for name, is_folder in names:
-        if is_folder:
-            found = name
-        else:
+        if not is_folder:
             os.unlink(name, dir_fd=folder)
-    return found
+    return [name for name, is_folder in names if is_folder]
 
 
 def _replace(old: int, new: int) -> int:

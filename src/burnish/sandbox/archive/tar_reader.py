@@ -39,6 +39,8 @@ _KINDS = {
     b"6": EntryKind.SPECIAL,
 }
 _SCHILY = b"SCHILY.xattr."
+# What headers for all members may say; names and attributes are each member's own.
+_GLOBAL = (b"uid", b"gid", b"mtime")
 _MAX_MTIME_S = 2**40
 # Archives are padded to whole records: 10 KiB as a rule, some megabytes for tapes.
 _MAX_TRAILER_BYTES = 64 * 2**20
@@ -73,7 +75,8 @@ class TarReader:
             if kind in b"xgLK":
                 payload = self._payload(_number(header[124:136]))
                 if kind == b"g":
-                    self._global.update(_pax_records(payload))
+                    records = _pax_records(payload)
+                    self._global.update({key: records[key] for key in _GLOBAL if key in records})
                 elif kind == b"x":
                     extended.update(_pax_records(payload))
                 else:

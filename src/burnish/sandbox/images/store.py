@@ -242,7 +242,11 @@ class ImageStore:
             num_dropped=unpacked.num_dropped,
         )
         record = NameRecord(
-            version=VERSION, name=name, digest=digest, settings=settings, source=source
+            version=VERSION,
+            name=name,
+            digest=digest,
+            settings=settings,
+            source=os.fsencode(source).decode("utf-8", "replace"),
         )
         self._repository.commit(stage, tree, record)
         return self.resolve(name)

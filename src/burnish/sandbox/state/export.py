@@ -1,6 +1,7 @@
 """Layers of a box as one tar in the form of an OCI layer, and their digest."""
 
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) ->
             delete files elsewhere.
         DiskFullError: an old file at `destination` is untouched.
     """
-    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.tmp")
+    temporary = destination.with_name(f".{destination.name[:200]}.{secrets.token_hex(8)}.tmp")
     with full_disk_is_one_line(destination):
         try:
             with open(temporary, "wb") as file:

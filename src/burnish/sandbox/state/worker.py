@@ -41,7 +41,7 @@ class _Request(Record, frozen=True, kw_only=True):
     namespace_fd: int
     layer_fds: tuple[int, ...] = ()
     into_fd: int = -1
-    path: str = ""
+    path: bytes = b""
 
 
 class _Reply(Record, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class NamespaceWorker:
             namespace_fd=self._namespace_fd,
             layer_fds=tuple(layer_fds),
             into_fd=into_fd,
-            path="" if path is None else str(path.absolute()),
+            path=b"" if path is None else bytes(path.absolute()),
         )
         passed = [self._namespace_fd, *layer_fds, *([into_fd] if into_fd >= 0 else [])]
         done = subprocess.run(
@@ -131,7 +131,7 @@ def _enter(namespace_fd: int) -> None:
 
 
 def _work(request: _Request) -> str:
-    path = Path(request.path)
+    path = Path(os.fsdecode(request.path))
     if request.verb is _Verb.EXPORT:
         return export_layers(request.layer_fds, path, 0)
     if request.verb is _Verb.DIGEST:
