@@ -44,8 +44,9 @@ owner -> init
               With EXEC_IN_FILE all after the header is in a 4th descriptor (a memfd) instead.
               -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead. At
               wall_us all is killed, also what earlier commands kept. EXEC, PUT and GET while a
-              command runs: ERROR EBUSY. The init has the last id of the box: EXEC and PUT as that
-              one are ERROR EINVAL (unless num_ids = 1), as is EXEC_PACKAGES without CREATE_PACKAGES.
+              command runs: ERROR EBUSY. The init has the last id of the box: EXEC as that one is
+              EXITED NOT_STARTED EINVAL, PUT is ERROR EINVAL (unless num_ids = 1). Without
+              CREATE_PACKAGES, EXEC_PACKAGES is EXITED NOT_STARTED EINVAL.
     KILL      End the running command (SIGKILL to all, kept ones too); its EXITED follows. No reply
               of its own; ignored when nothing runs.
     PUT       u32 mode, u32 uid, u32 gid, str path [file with the content]

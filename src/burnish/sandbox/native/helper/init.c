@@ -62,11 +62,7 @@ static void kill_all(void) {
     while (reap(0, &status) > 0) continue;
 }
 
-static void forget_command(void) {
-    free(command.body), free(command.job.argv), free(command.job.env), free(command.job.limits);
-    memset(&command, 0, sizeof command);
-}
-
+/* Answers the EXEC and forgets it. */
 static void finish(enum ending ending, int code) {
     struct __attribute__((packed)) {
         uint32_t ending;
@@ -75,7 +71,8 @@ static void finish(enum ending ending, int code) {
     } body = {ending, code, (uint64_t)(now_us() - command.started_us), used.user_us, used.system_us,
               used.max_rss_bytes};
     send_message(CONTROL, EXITED, command.id, &body, sizeof body, NULL, 0);
-    forget_command();
+    free(command.body), free(command.job.argv), free(command.job.env), free(command.job.limits);
+    memset(&command, 0, sizeof command);
 }
 
 /* Reaps all that has ended: orphans would fill the process table of the box. */
@@ -161,13 +158,10 @@ static bool execute(struct message *m) {
     command.has_deadline = wall_us > 0;
     if (wall_us > MAX_WALL_US) wall_us = MAX_WALL_US;
     command.deadline_us = command.started_us + (int64_t)wall_us;
-    if (job->argv[0] == NULL || job->uid == init_id || job->gid == init_id ||
-        (job->packages && !box_has_packages)) {
-        send_error(CONTROL, m->id, EINVAL, "a command that cannot be");
-        forget_command();
-        return true;
-    }
-    command.pid = start(run_program, job);
+    errno = EINVAL;
+    if (job->argv[0] != NULL && job->uid != init_id && job->gid != init_id &&
+        (!job->packages || box_has_packages))
+        command.pid = start(run_program, job);
     if (command.pid > 0) return true;
     int error = errno;
     if (!command.keep) kill_all();
