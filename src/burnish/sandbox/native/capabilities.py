@@ -6,6 +6,7 @@ from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Feature, Is
 from burnish.core.errors import UserError
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.host_view import namespace_fix
+from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.native.identities import NUM_IDS, Identities
 from burnish.sandbox.native.protocol import Ability
 
@@ -78,6 +79,8 @@ def describe(
         features.discard(Feature.PRIVILEGES)
     if images:
         features.add(Feature.IMAGES)
+    if images or find_python() is not None:
+        features.add(Feature.WARM_PYTHON)
     if network and abilities & Ability.NETWORK:
         features.add(Feature.ALLOW_LIST)
     return Capabilities(

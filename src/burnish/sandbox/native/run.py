@@ -159,7 +159,8 @@ class Run:
                 file = sealed(body)
                 ours.append(file)
                 fds, flags, body = (*fds, file), flags | Flag.EXEC_IN_FILE, b""
-            self._number = self._init.send(Op.EXEC, body, fds, flags)
+            op = Op.EXEC if request.job.python is None else Op.PYTHON
+            self._number = self._init.send(op, body, fds, flags)
         finally:
             for descriptor in ours:
                 os.close(descriptor)

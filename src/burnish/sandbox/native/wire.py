@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, Ending, Flag, Op
+from burnish.sandbox.native.protocol import (
+    HEADER,
+    MAX_MESSAGE_BYTES,
+    Ending,
+    Flag,
+    Op,
+    PythonKind,
+    PythonOption,
+)
 
 REPLY_BYTES = 4096
 """No reply is longer; a longer one is cut by the receiver and then refused."""
@@ -103,8 +111,16 @@ def path_body(kinds: str, *numbers: int, path: str) -> bytes:
     return struct.pack(f"<{kinds}", *numbers) + _text(path)
 
 
+class PythonPart(NamedTuple):
+    """What PYTHON has beyond EXEC."""
+
+    kind: PythonKind
+    options: PythonOption
+    source: bytes
+
+
 class Job(NamedTuple):
-    """Fields of EXEC."""
+    """Fields of EXEC, or of PYTHON."""
 
     wall_us: int
     uid: int
@@ -114,22 +130,28 @@ class Job(NamedTuple):
     argv: tuple[str, ...]
     base_env: tuple[tuple[str, str], ...]
     env: Mapping[str, str]
+    python: PythonPart | None = None
+    """The first of `argv` is then only a name for messages."""
 
 
 def exec_body(job: Job) -> bytes:
-    """Of EXEC. Later variables take the place of earlier ones of the same name."""
+    """Of EXEC or PYTHON. Later variables take the place of earlier ones of the same name."""
+    argv = job.argv if job.python is None else job.argv[1:]
     parts = [
         _EXEC.pack(job.wall_us, job.uid, job.gid),
         _limits(job.rlimits),
         _text(job.cwd),
-        _COUNT.pack(len(job.argv)),
-        *map(_text, job.argv),
+        _COUNT.pack(len(argv)),
+        *map(_text, argv),
     ]
     if job.env:
         merged = {**dict(job.base_env), **job.env}
         parts.append(_variables(tuple(merged.items())))
     else:
         parts.append(_base_variables(job.base_env))
+    if job.python is not None:
+        kind, options, source = job.python
+        parts += struct.pack("<III", kind, options, len(source)), source
     return b"".join(parts)
 
 
