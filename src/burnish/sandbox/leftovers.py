@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 from burnish.core.records import Record
 from burnish.sandbox.cgroup import sweep
 from burnish.sandbox.proctree import start_ticks
-from burnish.sandbox.remote.daemon import SOCKET, runtime_folder
+from burnish.sandbox.remote.daemon import remove_dead_socket
 
 _OWNED = re.compile(r"burnish-(\d+)-(\d+)-(\d+)-[0-9a-f]+\.\w+")
 _GROUPS = Path("/sys/fs/cgroup")
@@ -64,12 +63,6 @@ def _files() -> Iterator[Leftover]:
 
 
 def _socket() -> Iterator[Leftover]:
-    path = runtime_folder() / SOCKET
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
-            yield Leftover(kind="socket", path=str(path))
-        except OSError:
-            return
+    path = remove_dead_socket()
+    if path is not None:
+        yield Leftover(kind="socket", path=str(path))

@@ -7,5 +7,6 @@
 
 Every request that does something is a job with an id of the client's: sent again after a broken
 connection it is found, never run twice. Answers that take long are polled for, so that a host that
-is gone is noticed while a command runs. `daemon.py` is the server of `burnish sandbox`.
+is gone is noticed while a command runs. A token opens everything: who has it may use, see and
+destroy all boxes of that server. `daemon.py` is the server of `burnish sandbox`.
 """

@@ -25,8 +25,6 @@ import msgspec
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure, Record
 from burnish.core.vocabulary import FailureKind
-from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.remote.config import ServeConfig
 
 _MODULE = "burnish.sandbox.remote.daemon"
 SOCKET = "sandbox.sock"
@@ -122,6 +120,17 @@ def stop() -> bool:
         return True
 
 
+def remove_dead_socket() -> Path | None:
+    """What a killed daemon left; None if there is nothing of that kind."""
+    path = runtime_folder() / SOCKET
+    # Under the lock, as a daemon that starts has a socket for a moment at which nobody listens.
+    with _lock():
+        if not path.is_socket() or _peer() is not None:
+            return None
+        path.unlink()
+        return path
+
+
 def main(socket_path: str, ready_fd: str) -> None:
     """Run a daemon.
 
@@ -147,7 +156,10 @@ def main(socket_path: str, ready_fd: str) -> None:
 
 
 async def _serve(path: Path, tell: Callable[[_Started], None]) -> None:
+    # Not at the top: verbs that only ask for the address start twice as fast without these.
     from burnish.sandbox.audit.pool import AuditedPool
+    from burnish.sandbox.config import SandboxConfig
+    from burnish.sandbox.remote.config import ServeConfig
     from burnish.sandbox.remote.serving import serve
     from burnish.sandbox.start import open_pool
 

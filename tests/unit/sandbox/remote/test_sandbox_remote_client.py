@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -505,3 +506,27 @@ def test_a_killed_client_loses_its_boxes_when_the_lease_ends(
     assert served.pool.boxes == []
     assert served.pool.num_cancelled == served.pool.num_started
     in_box(connect(served.url), lambda box: box.exec(("cat",)))
+
+
+def test_tls_is_checked_against_the_given_authority(
+    serve: Callable[..., Served], connect: Connect, tmp_path: Path
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate: sudo apt-get install openssl")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    make += ["-nodes", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    make += ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run(make, check=True, capture_output=True)
+    served = serve(listen="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    assert served.url.startswith("https://")
+    pool = connect(served.url, TOKEN, ca_file=cert)
+    assert in_box(pool, lambda box: box.exec(("cat", "x"))).stdout == b"x"
+    with pytest.raises(ClassifiedFailure, match="certificate"):
+        RemotePool(served.url, TOKEN)
+    with pytest.raises(ClassifiedFailure):
+        RemotePool(served.url.replace("https", "http"), TOKEN)
+    with pytest.raises(UserError, match="certificates"):
+        RemotePool(served.url, TOKEN, ca_file=key)
+    with pytest.raises(UserError, match="certificate"):
+        serve(listen="127.0.0.1:0", tls_cert=key, tls_key=cert)
