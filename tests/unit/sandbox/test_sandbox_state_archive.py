@@ -407,13 +407,14 @@ def apply(top: Path, parts: list[bytes], kind: str, content: bytes, mode: int) -
                 os.setxattr(path, "user.overlay.opaque", b"y")
         elif kind == "link":
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            os.symlink(b"x" + content.replace(b"\0", b""), path)
+            # Longer than any name, so that nothing is written through a link.
+            os.symlink(b"leads nowhere " + content.replace(b"\0", b""), path)
         else:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode), "wb") as file:
                 file.seek(10**6 if kind == "hole" else 0)
                 file.write(content)
-    except (FileExistsError, NotADirectoryError):
+    except (FileExistsError, FileNotFoundError, NotADirectoryError):
         return
 
 
