@@ -60,7 +60,7 @@ BACKENDS |= {
     "gvisor": lambda n: OciPool(SandboxConfig(max_boxes=n), "runsc"),
 }
 # Their single tests are so slow that only `make test-slow` runs them.
-SLOW = frozenset({"oci-crun-sampled", "gvisor"})
+SLOW = frozenset({"oci-crun-sampled", "oci-runc", "gvisor"})
 
 
 @pytest.fixture(

@@ -88,11 +88,16 @@ class Keeper:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
 
-    async def serve(self, connection: socket.socket) -> None:
-        """Until the owner hangs up or dies."""
+    async def serve(self, connection: socket.socket, owner_fd: int | None = None) -> None:
+        """Until the owner hangs up or dies.
+
+        Args:
+            connection: to the owner.
+            owner_fd: pidfd of the owner; by default of our parent.
+        """
         reader, writer = await asyncio.open_unix_connection(sock=connection)
         owner_gone = asyncio.Event()
-        owner_fd = os.pidfd_open(os.getppid())
+        owner_fd = os.pidfd_open(os.getppid()) if owner_fd is None else owner_fd
         asyncio.get_running_loop().add_reader(owner_fd, owner_gone.set)
         waiting = asyncio.ensure_future(owner_gone.wait())
         serving = asyncio.ensure_future(self._requests(reader, writer))

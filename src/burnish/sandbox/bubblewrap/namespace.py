@@ -6,6 +6,8 @@ ordinary user gets a user namespace first, in which mounting is allowed.
 
 import ctypes
 import os
+import select
+import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +15,11 @@ from typing import NamedTuple
 from burnish.core.errors import UserError
 from burnish.sandbox.host_view import namespace_fix
 
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_CLONE_NEWNS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_REC, _MS_PRIVATE = 0x2, 0x4, 0x20, 0x4000, 1 << 18
-_MS_RDONLY, _MS_BIND = 0x1, 0x1000
+_MS_RDONLY, _MS_NOEXEC, _MS_BIND = 0x1, 0x8, 0x1000
 _MNT_DETACH = 2
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 # Unused on any host we know of: above the subordinate ids that useradd hands out. Each box that is
 # alive has its own, so that no box can signal, trace or exhaust the processes of another.
@@ -57,6 +59,27 @@ def enter() -> bool:
         ) from error
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
     return privileged
+
+
+def fork_into_pid_namespace() -> int:
+    """Fork like `os.fork`; the child is process 1 of a namespace and dies with us.
+
+    With process 1 the kernel ends every process of the namespace, so nothing that the child ever
+    starts can outlive it.
+
+    Raises:
+        OSError: namespaces are forbidden, or `/proc` cannot be mounted.
+    """
+    _check(_libc.unshare(_CLONE_NEWPID), "unshare")
+    parent_fd = os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child == 0:
+        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+        if select.select([parent_fd], [], [], 0)[0]:
+            os._exit(1)  # it died before we asked
+        _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, None)
+    os.close(parent_fd)
+    return child
 
 
 def box_identity(privileged: bool, slot: int, uid_map: str | None = None) -> Identity | None:

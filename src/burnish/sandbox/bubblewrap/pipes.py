@@ -52,6 +52,20 @@ class Capture:
             if self._on_overflow is not None:
                 self._on_overflow()
 
+    def drain(self) -> None:
+        """Read on to the end although no more is kept: a writer that blocks would not end."""
+        asyncio.get_running_loop().add_reader(self.read_fd, self._on_drain)
+
+    def _on_drain(self) -> None:
+        try:
+            chunk = os.read(self.read_fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        if not chunk:
+            asyncio.get_running_loop().remove_reader(self.read_fd)
+        elif not self.cut:
+            self._keep(chunk)
+
     def finish(self) -> bytes:
         """Everything kept, with what is in the pipe now; never waits."""
         while self._read_once():

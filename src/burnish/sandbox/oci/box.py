@@ -13,6 +13,7 @@ from burnish.sandbox.bubblewrap.protocol import Exec
 from burnish.sandbox.bubblewrap.stored_box import StoredBox
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
+from burnish.sandbox.oci.hierarchies import remove_group
 from burnish.sandbox.oci.launch import OciLaunch, Plan
 from burnish.sandbox.oci.launcher import launcher_script
 from burnish.sandbox.oci.runtime import SENTRY_BYTES, Runtime
@@ -112,6 +113,7 @@ class OciBox(StoredBox):
             write_bundle=self._write_bundle,
             attach=attach if group is not None and not whole else None,
             attach_runtime=group.attach_files() if group is not None and whole else (),
+            remove_group=self._remove_group,
             helpers=self._host.helpers,
         )
         return OciLaunch(plan, self._private / f"run-{number}")
@@ -124,15 +126,22 @@ class OciBox(StoredBox):
             rootless=self._host.rootless,
         )
 
-    def _write_bundle(self, bundle: Path) -> None:
+    def _cgroups_path(self, bundle: Path) -> str | None:
         parent = self._host.cgroups_path
+        return parent and f"{parent}/{self._name}-{bundle.name}"
+
+    def _remove_group(self, bundle: Path) -> None:
+        if path := self._cgroups_path(bundle):
+            remove_group(path)
+
+    def _write_bundle(self, bundle: Path) -> None:
         write_bundle(
             bundle,
             runtime=self._host.runtime,
             root=self._root,
             storage=self._storage,
             id_map=self._users.id_map,
-            cgroups_path=parent and f"{parent}/{self._name}-{bundle.name}",
+            cgroups_path=self._cgroups_path(bundle),
         )
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:

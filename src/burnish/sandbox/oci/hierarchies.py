@@ -54,8 +54,8 @@ def settle(
     return Groups(controllers, f"/{owner_name()}")
 
 
-def remove_owner(runtime_path: str) -> None:
-    """Remove the parent of what the runtime made: empty, as it removes its own."""
+def remove_group(runtime_path: str) -> None:
+    """Remove an empty group that a runtime made, in every tree where it is."""
     trees = [CGROUPS, *(path for path in CGROUPS.iterdir() if path.is_dir())]
     for tree in trees:
         with contextlib.suppress(OSError):

@@ -1,9 +1,11 @@
 """What an OCI runtime can do on this host: found by trying it, once, when a keeper starts."""
 
+import asyncio
 import contextlib
 import os
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
 from burnish.core.errors import UserError
@@ -15,7 +17,7 @@ from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, 
 from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe
-from burnish.sandbox.oci.hierarchies import remove_owner, settle
+from burnish.sandbox.oci.hierarchies import Groups, remove_group, settle
 from burnish.sandbox.oci.runtime import Runtime, find_runtime
 from burnish.sandbox.oci.spec import IdMapping
 
@@ -23,11 +25,24 @@ _BUNDLES_BYTES = 2**30
 """Room for the inputs of all commands that wait or run at once."""
 # Users of boxes, two for each; unused on any host we know of.
 _FIRST_JOB_ID, _FIRST_ROOT_ID = 1_900_000_000, 1_950_000_000
+_SELF_TEST_DEADLINE_S = 10.0
 _SELF_TEST_LINES = {"Seccomp:": "2", "NoNewPrivs:": "1", "CapEff:": "0" * 16, "CapBnd:": "0" * 16}
 
 
-async def inspect_host(name: str, *, use_control_groups: bool) -> tuple[OciHost, Capabilities]:
-    """Enter the keeper's namespace and run one box to see that everything holds.
+class Ground(NamedTuple):
+    """What was made before the keeper became process 1 of its namespace."""
+
+    runtime: Runtime
+    base: Path
+    groups: Groups
+    privileged: bool
+    """We are root outside any namespace of ours."""
+
+
+def enter_host(name: str, *, use_control_groups: bool) -> Ground:
+    """Enter the keeper's mount namespace and make what its boxes share.
+
+    Control groups are named after the process that others see, so this comes first.
 
     Raises:
         UserError: names what is missing and the fix.
@@ -40,6 +55,16 @@ async def inspect_host(name: str, *, use_control_groups: bool) -> tuple[OciHost,
     groups = settle(
         base, runtime.name, privileged=privileged, use_control_groups=use_control_groups
     )
+    return Ground(runtime, base, groups, privileged)
+
+
+async def inspect_host(ground: Ground) -> tuple[OciHost, Capabilities]:
+    """Run one box to see that everything holds.
+
+    Raises:
+        UserError: names what is missing and the fix.
+    """
+    runtime, base, groups, privileged = ground
     system = system_paths()
     attacher = Attacher() if groups.controllers else None
     host = OciHost(
@@ -68,7 +93,7 @@ def close_host(host: OciHost) -> None:
     if host.controllers is not None:
         host.controllers.close()
     if host.cgroups_path is not None:
-        remove_owner(host.cgroups_path)
+        remove_group(host.cgroups_path)
 
 
 def box_users(
@@ -109,7 +134,12 @@ async def _self_test(host: OciHost, users: BoxUsers) -> None:
     probe = ("sh", "-c", "cat /proc/self/status; unshare -U true 2>/dev/null && echo Unshared: yes")
     request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
     try:
-        result = await box.run(probe, request)
+        result = await asyncio.wait_for(box.run(probe, request), _SELF_TEST_DEADLINE_S)
+    except TimeoutError as error:
+        raise UserError(
+            f"{host.runtime.name} {host.runtime.version} got stuck starting a box.",
+            fix="choose another backend (`burnish doctor` lists them)",
+        ) from error
     finally:
         with contextlib.suppress(OSError):
             await box.destroy()

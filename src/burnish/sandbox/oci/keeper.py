@@ -7,10 +7,12 @@ import sys
 
 from burnish.core.errors import UserError, one_line
 from burnish.sandbox.bubblewrap.keeper import Keeper, send_hello
+from burnish.sandbox.bubblewrap.namespace import fork_into_pid_namespace
 from burnish.sandbox.bubblewrap.pipes import above_shell
 from burnish.sandbox.bubblewrap.protocol import Hello
+from burnish.sandbox.host_view import namespace_fix
 from burnish.sandbox.oci.box import OciBox, OciHost
-from burnish.sandbox.oci.host import box_users, close_host, inspect_host
+from burnish.sandbox.oci.host import Ground, box_users, close_host, enter_host, inspect_host
 
 
 class OciMaker:
@@ -31,27 +33,42 @@ class OciMaker:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of the keeper process: `keeper SOCKET_FD MAX_BOXES CONTROL_GROUPS RUNTIME`."""
+    """Entry of the keeper process: `keeper SOCKET_FD MAX_BOXES CONTROL_GROUPS RUNTIME`.
+
+    Runtimes do not die with who started them, nor do containers with their runtime. So the keeper
+    proper is process 1 of a namespace, and what its owner started only waits for it.
+    """
     os.umask(0o022)
     os.chdir("/")
     connection = socket.socket(fileno=above_shell(int(arguments[0])))
-    asyncio.run(
-        _main(connection, int(arguments[1]), arguments[3], use_control_groups=arguments[2] == "1")
-    )
-
-
-async def _main(
-    connection: socket.socket, max_boxes: int, runtime: str, *, use_control_groups: bool
-) -> None:
+    owner_fd = os.pidfd_open(os.getppid())
     try:
-        host, capabilities = await inspect_host(runtime, use_control_groups=use_control_groups)
+        ground = enter_host(arguments[3], use_control_groups=arguments[2] == "1")
+        child = fork_into_pid_namespace()
     except (UserError, OSError) as error:
-        what = error.what if isinstance(error, UserError) else one_line(error)
-        fix = error.fix if isinstance(error, UserError) else "see the message"
-        send_hello(connection, Hello(capabilities=None, problem=what, fix=fix))
+        _refuse(connection, error)
+        return
+    if child:
+        connection.close()
+        os.close(owner_fd)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    asyncio.run(_main(connection, owner_fd, int(arguments[1]), ground))
+
+
+async def _main(connection: socket.socket, owner_fd: int, max_boxes: int, ground: Ground) -> None:
+    try:
+        host, capabilities = await inspect_host(ground)
+    except (UserError, OSError) as error:
+        _refuse(connection, error)
         return
     send_hello(connection, Hello(capabilities=capabilities))
-    await Keeper(OciMaker(host), max_boxes=max_boxes).serve(connection)
+    await Keeper(OciMaker(host), max_boxes=max_boxes).serve(connection, owner_fd)
+
+
+def _refuse(connection: socket.socket, error: UserError | OSError) -> None:
+    what = error.what if isinstance(error, UserError) else one_line(error)
+    fix = error.fix if isinstance(error, UserError) else namespace_fix()
+    send_hello(connection, Hello(capabilities=None, problem=what, fix=fix))
 
 
 if __name__ == "__main__":

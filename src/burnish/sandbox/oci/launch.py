@@ -44,6 +44,8 @@ class Plan(NamedTuple):
     """Moves process 1 into the control groups of the box."""
     attach_runtime: tuple[str, ...]
     """Instead: files of the control groups that the runtime itself joins."""
+    remove_group: Callable[[Path], None]
+    """Removes the control group that the runtime made for a bundle, if it was killed itself."""
     helpers: set[int]
     """Pids of the keeper's own children, which are no strays. Kept by `OciLaunch`."""
 
@@ -64,8 +66,13 @@ class MarkedCapture(Capture):
         return READY in self._early or self._started
 
     def pump(self) -> bool:
-        """Take what is there; False at the end."""
-        return self._read_once()
+        """Take what is there; False at the end, but not if there is just nothing now."""
+        try:
+            chunk = os.read(self.read_fd, _MAX_EARLY_BYTES)
+        except BlockingIOError:
+            return True
+        self._keep(chunk)
+        return bool(chunk)
 
     def finish(self) -> bytes:
         """What the program wrote; if it never started, what the runtime or the launcher did."""
@@ -170,6 +177,9 @@ class OciLaunch:
         Returns the runtime's status (or minus the signal that killed it) and the CPU seconds of
         all.
         """
+        # runc copies the output itself, and ends only when it got rid of it.
+        self.stdout.drain()
+        self.stderr.drain()
         if self._init_fd is not None:
             _kill(self._init_fd)
             await _dead_within(os.pidfd_open(self.monitor_pid), _GRACE_S)
@@ -192,6 +202,7 @@ class OciLaunch:
         self.stdout.close()
         self.stderr.close()
         os.close(self._go)
+        self._plan.remove_group(self._bundle)
         shutil.rmtree(self._bundle)
 
     async def _process_1(self) -> int:
@@ -204,6 +215,8 @@ class OciLaunch:
             # All of them write it at once, so it is empty or whole.
             if (pid := parse_pid(self._bundle / "pid")) is not None:
                 return pid
+            if os.waitid(os.P_PID, self.monitor_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
 
