@@ -1,26 +1,45 @@
 """Waiting that survives cancellation and crosses event loops."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 async def uninterrupted(task: asyncio.Future[T]) -> T:
-    """Wait to the end although we are being cancelled; then the cancellation goes on."""
+    """Wait to the end although we are being cancelled; then the cancellation goes on.
+
+    A loop that is being closed cancels the task too: that ends the waiting.
+    """
     cancelled: asyncio.CancelledError | None = None
     while True:
         try:
             result = await asyncio.shield(task)
         except asyncio.CancelledError as error:
-            if task.cancelled():
+            if task.done():
                 raise
             cancelled = error
         else:
             if cancelled is not None:
                 raise cancelled
             return result
+
+
+async def insist(step: Callable[[], Awaitable[object]]) -> asyncio.CancelledError | None:
+    """Await `step`, again after each cancellation; returns the last one, for the caller to raise.
+
+    There is no task in between that a loop which is being closed could cancel, so this is for what
+    must happen even then. Each call of `step` must make a new awaitable.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while True:
+        try:
+            await step()
+        except asyncio.CancelledError as error:
+            cancelled = error
+        else:
+            return cancelled
 
 
 def resolve(

@@ -6,11 +6,12 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits, Policy
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.sandbox.cancellation import resolve, uninterrupted
+from burnish.sandbox.cancellation import insist, resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.commands import BASE_ENV, WORK, check_argv
 from burnish.sandbox.files import split_path
@@ -99,6 +100,8 @@ class LiveBox:
         self._destroyed = False
         self._attachment: Attachment | None = None
         self.since_s = time.monotonic()
+        self.on_first: Callable[[], None] | None = None
+        """Called once, after the first command."""
 
     async def start(self) -> None:
         """Wait until the box is alive.
@@ -162,8 +165,9 @@ class LiveBox:
         env: dict[str, str] | None = None,
         cwd: str = WORK,
         keep: bool = False,
+        python: wire.PythonPart | None = None,
     ) -> ExecResult:
-        """Run a command; see `Sandbox.exec`.
+        """Run a command; see `Sandbox.exec`. For `python` see `WarmBox.python`.
 
         Raises:
             ValueError: the command, environment or limits could not run on any machine.
@@ -191,7 +195,7 @@ class LiveBox:
             self._gauge.begin(limits, init, busy=self._kept)
             self._kept = keep
             request = Request(
-                job=self._job(argv, limits, env, cwd),
+                job=self._job(argv, limits, env, cwd)._replace(python=python),
                 stdin=stdin,
                 limits=limits,
                 keep=keep,
@@ -202,8 +206,12 @@ class LiveBox:
             finally:
                 if init.dead:
                     self._kept = False
-            await self._after(init, result)
+            if init.dead:
+                await self._after(init, result)
             self._services.observe_exec(time.perf_counter() - begun_s)
+            if self.on_first is not None:
+                on_first, self.on_first = self.on_first, None
+                on_first()
             return result
 
     def _job(
@@ -216,11 +224,7 @@ class LiveBox:
             wall_us=wire.u64(limits.wall_s * 1e6),
             uid=user,
             gid=user,
-            rlimits=rlimits(
-                limits,
-                num_processes=None if services.counts_pids else limits.num_pids,
-                memory_is_sampled=not services.counts_memory,
-            ),
+            rlimits=_rlimits(limits, services.counts_pids, services.counts_memory),
             cwd=cwd,
             argv=argv,
             base_env=_BASE_ENV,
@@ -229,8 +233,6 @@ class LiveBox:
 
     async def _after(self, init: Init, result: ExecResult) -> None:
         """A box that ran out of memory as a whole can go on; one that died otherwise cannot."""
-        if not init.dead:
-            return
         if result.status is ExecStatus.OOM:
             try:
                 await self._steadily(self._restart())
@@ -336,17 +338,20 @@ class LiveBox:
         if self._destroyed:
             return
         self._destroyed = True
-        if self._attachment is not None:
-            await self._steadily(self._attachment.close())
-        if self._lock.locked():
-            self.end("the box was destroyed")
-            await self._steadily(self._destroy_when_idle())
-        else:
-            await self._destroy()
-
-    async def _destroy_when_idle(self) -> None:
-        async with self._lock:
-            await self._destroy()
+        try:
+            if self._attachment is not None:
+                await self._attachment.close()
+        finally:
+            if self._lock.locked():
+                # What is being done in it ends at once, and then leaves its state in order.
+                self.end("the box was destroyed")
+            cancelled = await insist(self._lock.acquire)
+            try:
+                await self._destroy()
+            finally:
+                self._lock.release()
+        if cancelled is not None:
+            raise cancelled
 
     async def _destroy(self) -> None:
         self._gone = self._gone or "the box was destroyed"
@@ -375,6 +380,17 @@ class LiveBox:
         station.end(init, ended)
         with station.helper.watching():
             await done
+
+
+@lru_cache(maxsize=64)
+def _rlimits(
+    limits: Limits, counts_pids: bool, counts_memory: bool
+) -> tuple[tuple[int, int, int], ...]:
+    return rlimits(
+        limits,
+        num_processes=None if counts_pids else limits.num_pids,
+        memory_is_sampled=not counts_memory,
+    )
 
 
 def _listening(descriptor: int) -> socket.socket:

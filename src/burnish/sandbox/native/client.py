@@ -55,16 +55,37 @@ def failure(what: str) -> ClassifiedFailure:
     )
 
 
+def machine_problem(number: int, stage: str) -> UserError:
+    """A helper could not set itself up."""
+    return UserError(
+        f"this machine does not let us make boxes: {stage}: {os.strerror(number)}.",
+        fix=namespace_fix(),
+    )
+
+
 class Helper:
     """One helper process."""
 
-    def __init__(self, command: Sequence[str], hello: Hello, seccomp: bytes) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        hello: Hello,
+        seccomp: bytes,
+        refusal: Callable[[int, str], UserError] = machine_problem,
+    ) -> None:
         """Start it and wait until it is ready. Blocks.
+
+        Args:
+            command: to which the number of its socket is added.
+            hello: what it serves.
+            seccomp: filter of system calls for boxes.
+            refusal: what it means if it says this error number and text.
 
         Raises:
             UserError: this machine does not let it make boxes.
             ClassifiedFailure: it ended or spoke another protocol.
         """
+        self._refusal = refusal
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._pending: dict[int, OnAnswer] = {}
@@ -122,10 +143,7 @@ class Helper:
             reply = wire.split(answer)
             if problem := wire.read_error(reply):
                 number, stage = problem
-                raise UserError(
-                    f"this machine does not let us make boxes: {stage}: {os.strerror(number)}.",
-                    fix=namespace_fix(),
-                )
+                raise self._refusal(number, stage)
             version, abilities = wire.read_numbers(reply, Op.READY, "II")
         except BadReply as error:
             raise failure(f"the helper speaks another protocol: {error}") from error
@@ -210,8 +228,14 @@ class Helper:
         """While in here, the running loop reads the answers."""
         loop = asyncio.get_running_loop()
         with self._lock:
-            self._watchers[loop] += 1
+            dead = self._dead
+            if not dead:
+                self._watchers[loop] += 1
             first = self._watchers[loop] == 1
+        if dead:
+            # All who waited have been told, and the socket may be closed.
+            yield
+            return
         if first:
             loop.add_reader(self._socket.fileno(), self.poll)
         try:

@@ -55,7 +55,8 @@ owner -> init
     GET       u64 limit_bytes, str path [file to write to]
               By job_uid of HELLO, with its powers where CREATE_PACKAGES gave them.
               -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)
-    PYTHON    the body of EXEC, then u32 kind (`PythonKind`), u32 options (`PythonOption`), str source
+    PYTHON    the body of EXEC, then u32 kind (`PythonKind`), u32 options (`PythonOption`),
+              str source
               [stdin, stdout, stderr]
               As EXEC, in an interpreter that already runs, with its modules imported. `source` is
               code, a path or a module's name; the arguments are sys.argv[1:]. Only boxes whose

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,9 +22,11 @@ from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.launch import ImageRoot
 from burnish.sandbox.native.protocol import Op
+from burnish.sandbox.native.templates import Template, host_pid
 from burnish.sandbox.state.layers import LayerTable
 
 _PAGE_BYTES = 4096
+_MEMBER = os.O_WRONLY | os.O_CLOEXEC
 
 
 class Room(NamedTuple):
@@ -133,11 +136,17 @@ class Station:
     """Makes and ends boxes of one image with one helper. Usable from any thread and loop."""
 
     def __init__(
-        self, helper: Helper, image: ImageRoot | None, ids: Identities, groups: Groups | None
+        self,
+        helper: Helper,
+        image: ImageRoot | None,
+        ids: Identities,
+        groups: Groups | None,
+        template: Template | None = None,
     ) -> None:
-        """Take over the helper."""
+        """Take over the helper; with a `template`, it is warm Python."""
         self.helper = helper
         self.image = image
+        self.template = template
         self.ids = ids
         self.job_id = 0 if image is not None else ids.nobody
         self.uid_base = ids.uid_first
@@ -184,18 +193,27 @@ class Station:
         number = next(self._numbers)
         making = Making(self, None if lent else group)
 
+        opened: tuple[int, ...] = ()
+
         def on_answer(answer: Answer | None) -> None:
+            for descriptor in opened:
+                os.close(descriptor)
             making.settle(self._made(number, answer))
             if on_made is not None:
                 on_made(making)
 
+        into_cgroup = group is not None and group.into_directory
+        by_file = into_cgroup and self.template is not None
         flags = wire.create_flags(
-            into_cgroup=group is not None and group.into_directory,
+            into_cgroup=into_cgroup and not by_file,
             deterministic=kind.deterministic,
             packages=kind.packages,
         )
         try:
-            fds = group.entry_fds() if group else ()
+            if group is not None and by_file:
+                # A template has no right to enter a directory: it can use what we opened.
+                opened = tuple(os.open(name, _MEMBER) for name in group.attach_files())
+            fds = opened or (group.entry_fds() if group else ())
         except OSError as error:
             making.settle(error)
             return making
@@ -217,7 +235,7 @@ class Station:
             return failure(f"the helper broke the protocol: {error}")
         except ClassifiedFailure as error:
             return error
-        return Init(number, pid, fds)
+        return Init(number, pid if self.template is None else host_pid(fds[1]), fds)
 
     def end(self, init: Init, on_ended: Callable[[], None]) -> None:
         """End a box; `on_ended` is called, in any thread, when no process of it is left."""
@@ -231,11 +249,17 @@ class Station:
         self.helper.submit(Op.DESTROY, wire.numbers_body("I", number), on_answer)
 
     async def ended(self, init: Init) -> None:
-        """End a box and wait for it."""
+        """End a box and wait for it.
+
+        Raises:
+            ClassifiedFailure: the helper has ended, and so nothing can follow.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.end(init, lambda: resolve(future, None))
         with self.helper.watching():
             await future
+        if not self.helper.alive:
+            raise failure("the helper of the boxes has ended")
 
     async def freeze(self, init: Init, hold: int) -> bool:
         """End a box and lay what it wrote on top of the stack of `hold`.
@@ -248,19 +272,38 @@ class Station:
         """
         with self.layers_lock:
             layer = self.layers.new()
-        try:
-            await self.helper.ask(Op.FREEZE, wire.numbers_body("II", init.number, layer))
-        except OSError as error:
+        future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
+
+        def on_answer(answer: Answer | None) -> None:
+            # Here and not after the waiting, which may end early.
             with self.layers_lock:
-                self.layers.discard(layer)
+                if answer is None or answer.reply.op == Op.ERROR:
+                    self.layers.discard(layer)
+                else:
+                    self._push(hold, layer)
+            resolve(future, answer)
+
+        body = wire.numbers_body("II", init.number, layer)
+        self.helper.submit(Op.FREEZE, body, on_answer)
+        with self.helper.watching():
+            answer = await future
+        try:
+            self.helper.checked(answer)
+        except OSError as error:
             if error.errno == errno.ENODATA:
                 return False
             raise
         self.helper.died.pop(init.number, None)
         init.close()
-        with self.layers_lock:
-            self.layers.push(hold, layer)
         return True
+
+    def _push(self, hold: int, layer: int) -> None:
+        try:
+            self.layers.push(hold, layer)
+        except ValueError:
+            # The box was given up meanwhile.
+            self.layers.discard(layer)
+            self.drop([layer])
 
     async def resize(self, init: Init, room: Room) -> None:
         """Change what a box may store.

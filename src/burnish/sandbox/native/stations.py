@@ -13,7 +13,7 @@ from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import of_this_process
 from burnish.sandbox.native.launch import ImageRoot, hello_for, helper_command
 from burnish.sandbox.native.station import Station
-from burnish.sandbox.native.stats import Tally
+from burnish.sandbox.native.templates import Template, template_command, template_problem
 from burnish.sandbox.seccomp import build_filter
 
 
@@ -27,9 +27,18 @@ class Stations:
         *,
         resolve: Callable[[str], ImageRoot] | None,
         keep_open: bool,
-        tally: Tally,
+        on_lost: Callable[[], None],
+        on_gone: Callable[[Station], None],
     ) -> None:
         """Start the one for the host. Blocks.
+
+        Args:
+            pool_id: letters and digits, unique in this process.
+            config: of the pool.
+            resolve: finds images.
+            keep_open: see `Groups`.
+            on_lost: called when a helper has ended by itself.
+            on_gone: called when a station makes no boxes any more, whyever.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
@@ -37,10 +46,11 @@ class Stations:
         """
         self._config = config
         self._resolve = resolve
-        self._tally = tally
+        self._on_lost = on_lost
+        self._on_gone = on_gone
         self._lock = threading.Lock()
         self._images: dict[str, ImageRoot] = {}
-        self._stations: dict[str, Station] = {}
+        self._stations: dict[tuple[str, Template | None], Station] = {}
         self._closed = False
         self._filter = build_filter()
         self._command = helper_command(config.helper)
@@ -52,7 +62,7 @@ class Stations:
         try:
             self._host = self._open(None)
         except BaseException:
-            self.close(lambda station: None)
+            self.close()
             raise
 
     @property
@@ -65,43 +75,54 @@ class Stations:
         """Of all helpers."""
         return tuple(station.helper.pid for station in list(self._stations.values()))
 
-    async def find(self, image: str | None) -> Station:
+    async def find(self, image: str | None, template: Template | None = None) -> Station:
         """The station of an image, with a helper that is alive as far as we know.
 
         Raises:
-            UserError: there is no such image.
+            UserError: there is no such image, or it has no such modules.
             ClassifiedFailure: the helper does not start, or the pool is closed.
         """
-        station = self._host if image is None else self._known(image)
+        station = self._known(image, template)
         if station is not None:
             station.helper.poll()
             if station.alive:
                 return station
-        return await asyncio.to_thread(self._open, image)
+        return await asyncio.to_thread(self._open, image, template)
 
-    def _known(self, image: str) -> Station | None:
-        root = self._images.get(image)
-        return self._stations.get(root.digest) if root else None
+    def _known(self, image: str | None, template: Template | None) -> Station | None:
+        if image is None and template is None:
+            return self._host
+        root = self._images.get(image) if image is not None else None
+        if image is not None and root is None:
+            return None
+        return self._stations.get((root.digest if root else "", template))
 
-    def _open(self, image: str | None) -> Station:
+    def _open(self, image: str | None, template: Template | None = None) -> Station:
         """Start a helper, unless another thread has done so."""
         with self._lock:
             if self._closed:
                 raise failure("the pool is closed")
             root = None if image is None else self._root(image)
-            key = root.digest if root else ""
+            key = (root.digest if root else "", template)
             old = self._stations.get(key)
             if old is not None:
                 if old.alive:
                     return old
-                self._tally.lost()
+                self._on_lost()
                 old.helper.close()
-            helper = Helper(self._command, hello_for(root, self.ids), self._filter)
-            station = Station(helper, root, self.ids, self._groups)
+                self._on_gone(old)
+            station = Station(self._start(root, template), root, self.ids, self._groups, template)
             self._stations[key] = station
-            if root is None:
+            if root is None and template is None:
                 self._host = station
             return station
+
+    def _start(self, root: ImageRoot | None, template: Template | None) -> Helper:
+        hello = hello_for(root, self.ids)
+        if template is None:
+            return Helper(self._command, hello, self._filter)
+        command = template_command(template, has_image=root is not None)
+        return Helper(command, hello, self._filter, template_problem)
 
     def _root(self, image: str) -> ImageRoot:
         """A name means the same for the life of a pool."""
@@ -110,14 +131,14 @@ class Stations:
             self._images[image] = self._resolve(image)
         return self._images[image]
 
-    def close(self, on_closed: Callable[[Station], None]) -> None:
+    def close(self) -> None:
         """End all helpers, with all boxes. Blocks until nothing of them is left."""
         with self._lock:
             self._closed = True
             stations = list(self._stations.values())
         for station in stations:
             station.helper.close()
-            on_closed(station)
+            self._on_gone(station)
         if self._groups is not None:
             self._groups.close()
 

@@ -30,7 +30,7 @@ class PoolStats(Record, frozen=True, kw_only=True):
     live: int
     """Boxes in use."""
     warm: int
-    """Boxes ready or on their way."""
+    """Boxes that are ready."""
     waiting: int
     """Callers that wait for a box."""
     snapshots: int

@@ -28,8 +28,12 @@ class WarmBoxes:
         self._ready: dict[Key, deque[Making]] = {}
 
     def __len__(self) -> int:
-        """Ready or on their way."""
-        return sum(len(boxes) for boxes in list(self._ready.values()))
+        """How many are ready now."""
+        with self._lock:
+            kept = [(station, boxes) for (station, _), boxes in self._ready.items()]
+        for station, _ in kept:
+            station.helper.poll()
+        return sum(making.number > 0 for _, boxes in kept for making in list(boxes))
 
     def take(self, key: Key) -> Making | None:
         """One that is ready or on its way, oldest first."""
@@ -52,13 +56,18 @@ class WarmBoxes:
         return found
 
     def asked(self, key: Key, count: int = 1) -> None:
-        """Somebody took `count`: make up for it, and adapt to what is asked for."""
-        if not self._budget:
+        """Somebody took `count`. Call `fill` when they have what they wanted at once."""
+        if self._budget:
+            with self._lock:
+                self._demand.observe_arrival(key, time.monotonic(), count)
+
+    def fill(self, key: Key) -> None:
+        """Make up for what was taken, and adapt to what is asked for."""
+        if not self._budget or not key[0].alive:
             return
         now_s = time.monotonic()
         surplus: list[Making] = []
         with self._lock:
-            self._demand.observe_arrival(key, now_s, count)
             if key not in self._targets or now_s - self._reckoned_s > _RECKON_EVERY_S:
                 self._targets = self._demand.targets(now_s)
                 self._targets.setdefault(key, 0)
