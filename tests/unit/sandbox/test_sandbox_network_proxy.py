@@ -127,7 +127,7 @@ async def world(
     made.server_port = server.sockets[0].getsockname()[1]
     network = AllowListNetwork(
         made.sink,
-        bounds=ProxyBounds(**{"linger_s": 0.2, **bounds}),  # type: ignore[arg-type]
+        bounds=ProxyBounds(**bounds),  # type: ignore[arg-type]
         resolver=resolver or made.resolve,
         dialer=made.dial,
         now=lambda: 1.0,
@@ -519,7 +519,7 @@ def test_a_client_that_never_finishes_asking_is_cut(start: bytes) -> None:
 
 def test_a_client_that_never_finishes_its_hello_is_cut() -> None:
     async def main() -> None:
-        async with world("pypi.org", head_s=0.2) as box:
+        async with world("pypi.org", head_s=0.5) as box:
             reader, writer = await box.tunnel("pypi.org:443")
             writer.write(hello("pypi.org")[:-1])
             assert await reader.read() == b""

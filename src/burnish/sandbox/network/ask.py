@@ -43,7 +43,12 @@ _TLS_REASONS = frozenset(
     {Reason.BAD_HELLO, Reason.NO_SERVER_NAME, Reason.SERVER_NAME, Reason.HIDDEN_SERVER_NAME}
 )
 _HTTP_REASONS = frozenset({Reason.BAD_REQUEST, Reason.HOST_HEADER, Reason.NESTED_CONNECT})
-_GATEWAY_REASONS = frozenset({Reason.UNRESOLVED, Reason.UNREACHABLE})
+_STATUS = {
+    Reason.BAD_REQUEST: "400 Bad Request",
+    Reason.TIMEOUT: "408 Request Timeout",
+    Reason.UNRESOLVED: "502 Bad Gateway",
+    Reason.UNREACHABLE: "502 Bad Gateway",
+}
 
 
 async def read_http(reader: asyncio.StreamReader, first: bytes) -> Ask:
@@ -82,11 +87,7 @@ def refusal(refused: Refused, speech: Speech) -> bytes:
 
 
 def _http_refusal(refused: Refused) -> bytes:
-    status = "403 Forbidden"
-    if refused.reason is Reason.BAD_REQUEST:
-        status = "400 Bad Request"
-    elif refused.reason in _GATEWAY_REASONS:
-        status = "502 Bad Gateway"
+    status = _STATUS.get(refused.reason, "403 Forbidden")
     body = f"burnish: {printable(str(refused))} ({refused.reason})\n"
     return (
         f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n"

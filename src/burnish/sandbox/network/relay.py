@@ -7,6 +7,8 @@ For boxes whose init makes no listening sockets (bubblewrap, OCI runtimes): the 
 carries, and becomes the program; without one it ends with status 0 once it listens. It judges
 nothing: all that it could decide, code in the box could decide otherwise.
 
+The image needs a Python; gVisor needs `--host-uds=open` to reach the socket.
+
 Only the standard library, any Python from 3.6 on, one file: it is copied into boxes. One thread,
 bounded buffers.
 """
