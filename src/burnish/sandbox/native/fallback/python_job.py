@@ -60,8 +60,8 @@ def run_python(
     job: PythonJob, argv: list[bytes], env: dict[bytes, bytes], importing: Importing
 ) -> NoReturn:
     """Become the program, and end as `python` ends."""
-    kernel.set_dumpable(True)
     kernel.close_from(3)
+    kernel.set_dumpable(True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
