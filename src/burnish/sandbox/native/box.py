@@ -5,11 +5,11 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits, Policy
+from burnish.core.boxes import ExecResult, ExecStatus, Limits, Policy
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.cancellation import insist, resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
@@ -23,6 +23,7 @@ from burnish.sandbox.native.gauge import Gauge
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
+from burnish.sandbox.native.services import Attachment, Services
 from burnish.sandbox.native.station import DEFAULT_ROOM, Kind, Making, Station, room_for
 
 T = TypeVar("T")
@@ -31,48 +32,6 @@ _DEFAULTS = Limits()
 _BASE_ENV = tuple(BASE_ENV.items())
 _FILE_MODE = 0o644
 _NOT_A_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR)
-
-
-class Attachment(Protocol):
-    """The network of one box."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables that make programs use it."""
-        ...
-
-    async def restore(self, listen: Callable[[int], Awaitable[socket.socket]]) -> None:
-        """Go on after the box got a new network."""
-        ...
-
-    async def close(self) -> None:
-        """Cut everything."""
-        ...
-
-
-class NetworkProvider(Protocol):
-    """Who gives boxes the network of their policy."""
-
-    async def attach(
-        self, listen: Callable[[int], Awaitable[socket.socket]], policy: Policy, box_id: str
-    ) -> Attachment:
-        """Give a box its network."""
-        ...
-
-
-class Services(NamedTuple):
-    """What all boxes of a pool use."""
-
-    capabilities: Capabilities
-    null_fd: int
-    sampled: bool
-    """Some limit is not counted by control groups."""
-    counts_pids: bool
-    """Control groups bound processes."""
-    counts_memory: bool
-    """Control groups bound memory."""
-    network: NetworkProvider | None
-    observe_exec: Callable[[float], None]
 
 
 class LiveBox:
@@ -180,19 +139,9 @@ class LiveBox:
             check_enforced(limits, self._services.capabilities)
         async with self._lock:
             begun_s = time.perf_counter()
-            try:
-                init = await self._ready()
-                if limits != self._limits:
-                    if refusal := await self._apply(init, limits):
-                        return refusal
-                    init = await self._ready()
-                elif self._group is not None:
-                    self._group.set_limits(limits)
-            except ClassifiedFailure as error:
-                return infra_error(error.failure.message)
-            except OSError as error:
-                return infra_error(f"the box cannot run a command: {error}")
-            self._gauge.begin(limits, init, busy=self._kept)
+            init = await self._prepared(limits)
+            if isinstance(init, ExecResult):
+                return init
             self._kept = keep
             request = Request(
                 job=self._job(argv, limits, env, cwd)._replace(python=python),
@@ -213,6 +162,23 @@ class LiveBox:
                 on_first, self.on_first = self.on_first, None
                 on_first()
             return result
+
+    async def _prepared(self, limits: Limits) -> Init | ExecResult:
+        """The live init, with these limits; or a result, if there can be no command."""
+        try:
+            init = await self._ready()
+            if limits != self._limits:
+                if refusal := await self._apply(init, limits):
+                    return refusal
+                init = await self._ready()
+            elif self._group is not None:
+                self._group.set_limits(limits)
+            self._gauge.begin(limits, init, busy=self._kept)
+        except ClassifiedFailure as error:
+            return infra_error(error.failure.message)
+        except OSError as error:
+            return infra_error(f"the box cannot run a command: {error}")
+        return init
 
     def _job(
         self, argv: tuple[str, ...], limits: Limits, env: dict[str, str] | None, cwd: str

@@ -22,7 +22,6 @@ from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, uninterrupted
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.limits import check_policy
-from burnish.sandbox.native.box import NetworkProvider, Services
 from burnish.sandbox.native.capabilities import SELF_TEST, check_self_test, describe
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.groups import reserve_files
@@ -30,6 +29,7 @@ from burnish.sandbox.native.launch import ImageRoot
 from burnish.sandbox.native.loans import Loan
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
+from burnish.sandbox.native.services import NetworkProvider, Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.stateful import NativeBox
 from burnish.sandbox.native.station import Kind, Making, Station, kind_of

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from burnish.core.boxes import Policy, Snapshot
-from burnish.sandbox.native.box import LiveBox, Services
+from burnish.sandbox.native.box import LiveBox
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.squashing import squash_if_due
 from burnish.sandbox.native.station import Making, Station

@@ -132,6 +132,14 @@ class Making:
             station.give_group(group)
 
 
+class _Entry(NamedTuple):
+    fds: tuple[int, ...]
+    """What CREATE takes."""
+    opened: tuple[int, ...]
+    """Those that were opened for it alone."""
+    into_directory: bool
+
+
 class Station:
     """Makes and ends boxes of one image with one helper. Usable from any thread and loop."""
 
@@ -192,37 +200,40 @@ class Station:
         """
         number = next(self._numbers)
         making = Making(self, None if lent else group)
-
-        opened: tuple[int, ...] = ()
+        try:
+            entry = self._entry(group)
+        except OSError as error:
+            making.settle(error)
+            return making
 
         def on_answer(answer: Answer | None) -> None:
-            for descriptor in opened:
+            for descriptor in entry.opened:
                 os.close(descriptor)
             making.settle(self._made(number, answer))
             if on_made is not None:
                 on_made(making)
 
-        into_cgroup = group is not None and group.into_directory
-        by_file = into_cgroup and self.template is not None
         flags = wire.create_flags(
-            into_cgroup=into_cgroup and not by_file,
+            into_cgroup=entry.into_directory,
             deterministic=kind.deterministic,
             packages=kind.packages,
         )
-        try:
-            if group is not None and by_file:
-                # A template has no right to enter a directory: it can use what we opened.
-                opened = tuple(os.open(name, _MEMBER) for name in group.attach_files())
-            fds = opened or (group.entry_fds() if group else ())
-        except OSError as error:
-            making.settle(error)
-            return making
         # No layer of the stack may be dropped before the helper has read it.
         with self.layers_lock:
             stack = self.layers.stack(hold) if hold is not None else ()
             body = wire.create_body(number, *room, stack)
-            self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=fds)
+            self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=entry.fds)
         return making
+
+    def _entry(self, group: BoxGroup | None) -> _Entry:
+        """How a process gets into a group."""
+        if group is None:
+            return _Entry((), (), False)
+        if group.into_directory and self.template is not None:
+            # A template has no right to enter a directory: it can use what we opened.
+            opened = tuple(os.open(name, _MEMBER) for name in group.attach_files())
+            return _Entry(opened, opened, False)
+        return _Entry(group.entry_fds(), (), group.into_directory)
 
     def _made(self, number: int, answer: Answer | None) -> Init | Exception:
         try:
