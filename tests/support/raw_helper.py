@@ -224,7 +224,7 @@ class RawHelper(Channel):
             [*command, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
-            env=environment or {},
+            env=environment or {"ASAN_OPTIONS": "detect_leaks=0"},
             **ids,  # type: ignore[call-overload]
         )
         theirs.close()
