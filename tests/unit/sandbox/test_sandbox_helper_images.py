@@ -48,6 +48,15 @@ def test_an_image_is_read_only_below_and_writable_above(helper_name: str, image:
     helper.end()
 
 
+def test_both_helpers_can_do_the_same_with_an_image(image: Path) -> None:
+    found = {}
+    for name in COMMANDS:
+        helper = open_helper(name, rootfs=str(image))
+        found[name] = helper.abilities
+        helper.end()
+    assert len(set(found.values())) == 1, found
+
+
 @pytest.mark.skipif(not ROOT, reason="needs root, to become somebody else")
 def test_an_ordinary_user_gets_boxes_with_one_id(helper_name: str) -> None:
     if helper_name == "python":
