@@ -215,10 +215,15 @@ class OciLaunch:
             # All of them write it at once, so it is empty or whole.
             if (pid := parse_pid(self._bundle / "pid")) is not None:
                 return pid
-            if os.waitid(os.P_PID, self.monitor_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if _has_ended(self.monitor_pid):
                 break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
+
+
+def _has_ended(child: int) -> bool:
+    """Without reaping it."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def parse_pid(file: Path) -> int | None:

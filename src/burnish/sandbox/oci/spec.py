@@ -158,7 +158,7 @@ _MASKED = (
     "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/proc/kmsg",
     "/sys/firmware", "/sys/devices/virtual/powercap",
 )  # fmt: skip
-_READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+_READ_ONLY = ("/dev", "/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
 

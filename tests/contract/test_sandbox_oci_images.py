@@ -1,0 +1,97 @@
+"""Boxes with a root file system of their own, which no box may change."""
+
+import asyncio
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from burnish.core.boxes import ExecResult, ExecStatus, Feature
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.vocabulary import FailureKind
+from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.oci.pool import OciPool
+
+RUNTIMES = [
+    "crun",
+    pytest.param("runc", marks=pytest.mark.slow),
+    pytest.param("runsc", marks=pytest.mark.slow),
+]
+
+
+class Image(NamedTuple):
+    root: Path
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    """A shell, what it is linked to, and one file."""
+    tmp_path.chmod(0o755)
+    root = tmp_path / "an image: a,b"
+    for program in ("/bin/sh", "/bin/cat"):
+        linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        for path in [program, *re.findall(r"(/\S+) \(0x", linked)]:
+            copy = root / path[1:]
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, copy)
+    (root / "marker").write_text("of the image\n", encoding="ascii")
+    return Image(root)
+
+
+def run(runtime: str, resolve: Callable[[str], Image], script: str) -> ExecResult:
+    async def main() -> ExecResult:
+        try:
+            pool = OciPool(SandboxConfig(max_boxes=2), runtime, resolve)
+        except UserError as error:
+            pytest.skip(str(error))
+        try:
+            assert Feature.IMAGES in pool.capabilities.features
+            async with pool.acquire("small") as box:
+                await box.write_file("in", b"written\n")
+                return await box.exec(("sh", "-c", script))
+        finally:
+            await pool.close()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_box_sees_its_image_and_nothing_of_this_machine(runtime: str, image: Image) -> None:
+    script = (
+        "cat /marker in; echo /*; [ -e /usr/bin/env ] || echo alone; echo x > /tmp/x && cat /tmp/x"
+    )
+    result = run(runtime, lambda name: image, script)
+    assert result.status is ExecStatus.OK, result
+    first, second, listing, alone, x = result.stdout.decode().splitlines()
+    assert (first, second, alone, x) == ("of the image", "written", "alone", "x")
+    assert "/marker" in listing.split()
+    assert {"/proc", "/work", "/tmp", "/dev"} <= set(listing.split())
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_no_box_writes_its_image(runtime: str, image: Image) -> None:
+    before = sorted(image.root.rglob("*"))
+    result = run(
+        runtime, lambda name: image, "(echo > /new) 2>&- || (echo > /marker) 2>&- || echo no"
+    )
+    assert result.stdout == b"no\n"
+    assert sorted(image.root.rglob("*")) == before
+    assert (image.root / "marker").read_text(encoding="ascii") == "of the image\n"
+
+
+def test_an_image_without_a_shell_is_a_failure_of_the_sandbox(tmp_path: Path) -> None:
+    with pytest.raises(ClassifiedFailure, match="/bin/sh") as caught:
+        run("crun", lambda name: Image(tmp_path), "true")
+    assert caught.value.failure.kind is FailureKind.SANDBOX
+
+
+def test_an_image_that_the_store_does_not_know_is_a_users_mistake() -> None:
+    def resolve(name: str) -> Image:
+        raise UserError(f"there is no image {name!r}.", fix="burnish sandbox image add")
+
+    with pytest.raises(UserError, match="small"):
+        run("crun", resolve, "true")
