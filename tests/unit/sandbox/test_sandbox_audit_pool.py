@@ -4,6 +4,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -25,6 +26,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.audit import AuditedPool, AuditLogs, Report, read, verify_all
 from burnish.sandbox.audit.events import AnyEvent, Ended, Failed, Started
 from burnish.sandbox.audit.log import AuditFailure, Sync
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.network.events import NetworkEvent, Reason, Verdict
 
 
@@ -408,3 +410,41 @@ def test_a_directory_that_cannot_be_made_is_a_users_mistake(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="audit logs cannot be written"):
         AuditLogs(tmp_path / "file" / "logs")
+
+
+def test_a_native_box_is_described_with_its_layers(tmp_path: Path) -> None:
+    native = pytest.importorskip("burnish.sandbox.native.pool")
+    try:
+        pool = native.NativePool(SandboxConfig(max_boxes=3))
+    except UserError as error:
+        pytest.skip(str(error))
+    audited = AuditedPool(pool, tmp_path)
+
+    async def main() -> None:
+        async with audited.acquire() as acquired:
+            box = cast(StatefulSandbox, acquired)
+            await box.exec(("touch", "a"))
+            snapshot = await box.snapshot()
+            await box.exec(("sh", "-c", "kill -9 $$"))
+            async with box.fork(1, snapshot) as (fork,):
+                assert (await fork.exec(("ls",))).stdout == b"a\n"
+            await box.rollback(snapshot)
+        await audited.close()
+
+    asyncio.run(main())
+    parent, child = sorted(verify_all(tmp_path), key=lambda report: -report.num_lines)
+    assert parent.ok
+    assert child.ok
+    assert parent.anchored
+    assert child.anchored
+    before, after = (event for event in events_in(Path(parent.path)) if isinstance(event, Started))
+    (forked,) = (event for event in events_in(Path(child.path)) if isinstance(event, Started))
+    assert before.layers == ()
+    assert len(after.layers) == 1
+    assert forked.layers == after.layers
+    (_, killed) = (event for event in events_in(Path(parent.path)) if isinstance(event, Ended))
+    assert (killed.status, killed.signal) == (ExecStatus.SIGNAL, 9)
+
+
+def events_in(path: Path) -> list[AnyEvent]:
+    return [line.event for line in read(path)]

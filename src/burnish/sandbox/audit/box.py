@@ -57,6 +57,7 @@ class AuditedBox:
         self._box = box
         self._log = log
         self._base = layers
+        self._knows_layers = box if isinstance(box, HasLayers) else None
 
     @property
     def id(self) -> str:
@@ -71,7 +72,7 @@ class AuditedBox:
     @property
     def layers(self) -> tuple[str, ...]:
         """What the box stands on; without help of the backend, the last snapshot."""
-        return self._box.layers if isinstance(self._box, HasLayers) else self._base
+        return self._base if self._knows_layers is None else self._knows_layers.layers
 
     async def write_file(self, path: str, data: bytes) -> None:
         """See `Sandbox.write_file`.

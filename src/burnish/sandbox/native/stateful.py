@@ -61,6 +61,14 @@ class NativeBox(LiveBox):
             busy=self._lock.locked(),
         )
 
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Numbers of the layers that it stands on, lowest first; unique in its helper."""
+        station = self._station
+        with station.layers_lock:
+            stack = () if self._destroyed else station.layers.stack(self._hold)
+        return tuple(map(str, stack))
+
     async def snapshot(self) -> Snapshot:
         """Freeze all files. Processes that were kept end. Costs nothing if nothing changed.
 
