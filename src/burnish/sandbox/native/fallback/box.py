@@ -60,21 +60,28 @@ class Plan(NamedTuple):
 
 def run_box(stage: Stage, plan: Plan, control: socket.socket, go: int) -> NoReturn:
     """Wait for the go, build the box, report, serve. Never returns to the helper's code."""
+    status = 1
+    try:
+        status = _serve(stage, plan, control, go)
+    finally:
+        os._exit(status)
+
+
+def _serve(stage: Stage, plan: Plan, control: socket.socket, go: int) -> int:
     channel = Channel(control)
     try:
         if os.read(go, 1) != b"g":
-            os._exit(1)
+            return 1
         _build(stage, plan, control)
     except OSError as error:
         channel.send_error(0, error.errno or 0, str(error))
-        os._exit(1)
+        return 1
     # From here on nothing may be imported: what the box holds under that name is not ours.
     sys.path.clear()
     sys.meta_path.clear()
     channel.send(Op.READY, 0)
     packages = PACKAGE_CAPABILITIES if plan.packages else ()
-    init = Init(channel, stage.users, stage.job_uid, packages, plan.importing)
-    os._exit(init.serve())
+    return Init(channel, stage.users, stage.job_uid, packages, plan.importing).serve()
 
 
 def become_root(stage: Stage) -> None:

@@ -93,19 +93,22 @@ def _become(
     reported: int,
 ) -> NoReturn:
     try:
-        _prepare(job, fds, privileges)
-        if job.python is None:
-            _execute(job.argv, job.env)
-        os.close(reported)
-    except OSError as error:
-        os.write(reported, (error.errno or errno.EIO).to_bytes(4, "little"))
+        try:
+            _prepare(job, fds, privileges)
+            if job.python is None:
+                _execute(job.argv, job.env)
+            os.close(reported)
+        except OSError as error:
+            os.write(reported, (error.errno or errno.EIO).to_bytes(4, "little"))
+        except ValueError:
+            os.write(reported, errno.EINVAL.to_bytes(4, "little"))
+        else:
+            assert job.python is not None
+            assert importing is not None
+            run_python(job.python, job.argv, job.env, importing)
+    finally:
+        # Whatever a program throws, its process must never go on with the init's code.
         os._exit(127)
-    except ValueError:
-        os.write(reported, errno.EINVAL.to_bytes(4, "little"))
-        os._exit(127)
-    assert job.python is not None
-    assert importing is not None
-    run_python(job.python, job.argv, job.env, importing)
 
 
 def _prepare(job: Job, fds: Sequence[int], privileges: Privileges) -> None:

@@ -270,10 +270,11 @@ def _exit_status(error: SystemExit) -> int:
     if isinstance(code, int):
         return code & 0xFF if -(2**63) <= code < 2**63 else 0xFF
     _flush(sys.stdout)
-    try:
-        sys.stderr.write(f"{code}\n")
-    except (OSError, ValueError, AttributeError):
-        return _SOFTWARE_ERROR
+    for part in (code, "\n"):
+        try:
+            sys.stderr.write(str(part))
+        except Exception:  # noqa: BLE001 - of the program: it is ending anyway
+            continue
     return _SOFTWARE_ERROR
 
 
@@ -309,7 +310,10 @@ def _end(status: int, main: types.ModuleType, num_old_modules: int) -> int:
     Freeing them would touch, and so copy, every page that is shared with the template: 8 ms.
     """
     threading.__dict__["_shutdown"]()
-    atexit.__dict__["_run_exitfuncs"]()
+    try:
+        atexit.__dict__["_run_exitfuncs"]()
+    except BaseException:  # noqa: BLE001 - before 3.10 it raises what it has printed
+        pass
     status = _flush_standard(status)
     _clear(main)
     num_new = max(0, len(sys.modules) - num_old_modules)
@@ -342,7 +346,8 @@ def _flush_standard(status: int) -> int:
             stream.flush()
         except BaseException as error:  # noqa: BLE001 - any object may be in its place
             if stream is sys.stdout:
-                what = traceback.format_exception_only(type(error), error)
+                frames = error.__traceback__.tb_next if error.__traceback__ else None
+                what = traceback.format_exception(type(error), error, frames)
                 sys.stdout = None
                 sys.stderr.write(f"Exception ignored in: {stream!r}\n{''.join(what)}")
                 status = _FLUSH_ERROR

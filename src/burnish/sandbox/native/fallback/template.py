@@ -94,6 +94,7 @@ def launch(
             _become_template(channel, hello.id, stage, wish, sources, attached[0])
         except OSError as error:
             channel.send_error(hello.id, error.errno or 0, str(error))
+        finally:
             os._exit(1)
     detach_all(attached)
     stage.users.write_maps(proc, child.pid)
