@@ -118,8 +118,9 @@ def _run(
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{error}.", fix="see burnish sandbox exec --help") from error
-    except ClassifiedFailure as error:
+        fix = "shorten the command or its input: burnish sandbox import takes large files"
+        raise UserError(f"{error}.", fix=fix) from error
+    except (ClassifiedFailure, OSError) as error:
         return infra_error(str(error))
 
 

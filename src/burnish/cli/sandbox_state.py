@@ -93,7 +93,11 @@ def export(
 
     if not file.parent.is_dir() or file.is_dir():
         raise UserError(f"{file} cannot be written.", fix="give a file in a directory that exists")
-    digest = with_box(box, lambda b: b.export_to(file, snapshot_id))
+    try:
+        digest = with_box(box, lambda b: b.export_to(file, snapshot_id))
+    except OSError as error:
+        what = f"{file}: {error.strerror or error}."
+        raise UserError(what, fix="give a file that can be written") from error
     if as_json:
         write_json({"id": box, "file": file, "digest": digest})
         return
@@ -119,5 +123,8 @@ def import_(box: str, file: Path, /, *, as_json: Annotated[bool, _JSON] = False)
         raise
     except ValueError as error:
         raise UserError(f"{file}: {error}.", fix="make a tar of plain files and links") from error
+    except OSError as error:
+        what = f"{file}: {error.strerror or error}."
+        raise UserError(what, fix="give a tar that the box can hold") from error
     if as_json:
         write_json({"id": box, "file": file})

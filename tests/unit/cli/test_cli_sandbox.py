@@ -133,6 +133,54 @@ def test_a_backend_without_snapshots_or_images_says_so(call: Call, box: str) -> 
     assert call("create", "--allow", "pypi.org")[0] == 2
 
 
+@pytest.fixture
+def stateful(call: Call, box: str) -> str:
+    """A box that can be snapshotted."""
+    status, _, err = call("snapshot", box)
+    if status:
+        pytest.skip(f"the native sandbox does not run here (`burnish doctor` says why): {err}")
+    return box
+
+
+def put(call: Call, box: str, text: str) -> None:
+    assert call("exec", box, "--", "sh", "-c", f"echo {text} > f")[0] == 0
+
+
+def test_files_go_back_to_a_snapshot(call: Call, stateful: str) -> None:
+    put(call, stateful, "old")
+    snapshot = call("snapshot", stateful)[1]
+    put(call, stateful, "new")
+    assert call("rollback", stateful, snapshot.strip()) == (0, "", "")
+    assert call("exec", stateful, "cat", "f")[1] == "old\n"
+    assert call("rollback", stateful, "absent")[0] == 2
+
+
+def test_forks_have_the_files_and_lives_of_their_own(call: Call, stateful: str) -> None:
+    put(call, stateful, "old")
+    snapshot = json.loads(call("snapshot", stateful, "--json")[1])["id"]
+    put(call, stateful, "new")
+    forks = call("fork", stateful, "-n", "2")[1].split()
+    forks += call("fork", stateful, "--snapshot", snapshot)[1].split()
+    assert call("destroy", stateful)[0] == 0
+    found = [call("exec", fork, "cat", "f")[1] for fork in forks]
+    assert found == ["new\n", "new\n", "old\n"]
+    assert json.loads(call("destroy", *forks, "--json")[1]) == forks
+
+
+def test_files_travel_as_a_tar(call: Call, stateful: str, tmp_path: Path) -> None:
+    put(call, stateful, "text")
+    file = tmp_path / "out.tar"
+    status, digest, _ = call("export", stateful, str(file))
+    assert (status, digest.partition(":")[0]) == (0, "sha256")
+    other = call("create")[1].strip()
+    assert call("import", other, str(file)) == (0, "", "")
+    assert call("exec", other, "cat", "f")[1] == "text\n"
+    file.write_bytes(b"no tar")
+    status, out, err = call("import", other, str(file))
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "Fix: " in err
+
+
 WRONG = [
     ("exec", "BOX"),
     ("exec", "BOX", "--memory", "much", "--", "true"),

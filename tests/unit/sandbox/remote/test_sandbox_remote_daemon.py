@@ -1,0 +1,91 @@
+"""The server behind `burnish sandbox`: when it ends, and where it lives."""
+
+import asyncio
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from burnish.core.clock import ManualClock
+from burnish.core.errors import UserError
+from burnish.sandbox.remote import daemon
+from burnish.sandbox.remote.client import RemotePool
+from burnish.sandbox.remote.config import ServeConfig
+from burnish.sandbox.remote.serving import listening
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as base:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        yield Path(base, "burnish")
+
+
+def test_a_server_is_idle_after_so_long_without_boxes_and_not_before(
+    tmp_path: Path, memory_pool: Any
+) -> None:
+    clock = ManualClock()
+    config = ServeConfig(socket=tmp_path / "s", idle_exit_s=100, lease_s=1e6, allow_detached=True)
+
+    async def main() -> None:
+        async with listening(memory_pool(), config, max_boxes=4, clock=clock) as (url, server):
+
+            async def later(seconds: float) -> bool:
+                clock.advance(seconds)
+                await server.tend()
+                return server.idle.is_set()
+
+            assert not await later(99)
+            pool = await asyncio.to_thread(RemotePool, url)
+            info = await pool.create(detached=True)
+            await pool.close()
+            assert not await later(1000)
+            pool = await asyncio.to_thread(RemotePool, url)
+            await pool.destroy(info.id)
+            await pool.close()
+            assert not await later(99)
+            assert await later(1)
+
+    asyncio.run(main())
+
+
+def test_it_does_not_leave_while_somebody_is_about_to_come(folder: Path) -> None:
+    path = daemon.runtime_folder() / daemon.SOCKET
+    path.touch()
+    holder = os.open(folder, os.O_RDONLY)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    assert not daemon._leave(path)
+    assert path.exists()
+    os.close(holder)
+    assert daemon._leave(path)
+    assert not path.exists()
+
+
+def test_the_folder_is_made_for_its_user_alone(folder: Path) -> None:
+    assert daemon.runtime_folder() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o770)
+    with pytest.raises(UserError, match="yours alone"):
+        daemon.runtime_folder()
+
+
+def test_without_a_runtime_directory_it_is_below_tmp_by_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    existed = Path(f"/tmp/burnish-{os.getuid()}").exists()
+    assert daemon.runtime_folder() == Path(f"/tmp/burnish-{os.getuid()}")
+    if not existed:
+        daemon.runtime_folder().rmdir()
+
+
+def test_a_runtime_directory_that_is_absent_is_a_users_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
+    with pytest.raises(UserError, match="XDG_RUNTIME_DIR"):
+        daemon.runtime_folder()
