@@ -262,16 +262,16 @@ def test_forks_continue_the_chain_of_their_parent(tmp_path: Path) -> None:
     assert first.prev == hashes[2]
 
 
-def remove_only_log(directory: Path) -> None:
-    (log,) = (path for path in directory.rglob("*.jsonl") if path.parent != directory)
-    log.unlink()
+def remove_logs(directory: Path) -> None:
+    for path in directory.glob("*/*.jsonl"):
+        path.unlink()
 
 
 def test_without_a_log_no_command_runs(tmp_path: Path) -> None:
     pool = FakePool()
 
     async def body(box: StatefulSandbox) -> None:
-        remove_only_log(tmp_path)
+        remove_logs(tmp_path)
         result = await box.exec(("true",))
         assert result.status is ExecStatus.INFRA_ERROR
         assert "cannot be written" in result.message
@@ -283,6 +283,21 @@ def test_without_a_log_no_command_runs(tmp_path: Path) -> None:
     with pytest.raises(ClassifiedFailure, match="cannot be written"):
         use(pool, tmp_path, body)
     assert pool.live == []
+
+
+@pytest.mark.parametrize("raised", [KeyError("mine"), asyncio.CancelledError()])
+def test_a_log_without_an_end_hides_no_other_exception(
+    tmp_path: Path, raised: BaseException
+) -> None:
+    async def body(box: StatefulSandbox) -> None:
+        async with box.fork(2):
+            remove_logs(tmp_path)
+            raise raised
+
+    with pytest.raises(type(raised)) as caught:
+        use(FakePool(), tmp_path, body)
+    assert len(caught.value.__notes__) == 3
+    assert "the audit log has no end" in caught.value.__notes__[0]
 
 
 def test_a_log_that_cannot_begin_costs_the_box(tmp_path: Path) -> None:

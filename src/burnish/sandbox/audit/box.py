@@ -238,7 +238,7 @@ class AuditedStatefulBox(AuditedBox):
                 forks = []
                 for box in boxes:
                     log = self._logs.begin(box, created, place.hash)
-                    ends.callback(self._logs.end, log)
+                    ends.enter_context(self._logs.ending(log))
                     forks.append(AuditedStatefulBox(box, log, self._logs, created))
                 yield tuple(forks)
 

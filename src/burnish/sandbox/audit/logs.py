@@ -5,6 +5,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from burnish.core.boxes import Sandbox
@@ -81,14 +82,27 @@ class AuditLogs:
             self._open[box.id] = log
         return log
 
-    def end(self, log: BoxLog) -> None:
-        """Write the last line.
+    @contextmanager
+    def ending(self, log: BoxLog) -> Iterator[None]:
+        """Write the last line of a log on exit, when its box is gone.
 
         Raises:
-            AuditFailure: it was not written.
+            AuditFailure: it was not written. Does not take the place of another exception.
         """
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self._end(log)
+            except AuditFailure as failure:
+                error.add_note(f"and the audit log has no end: {failure}")
+            raise
+        self._end(log)
+
+    def _end(self, log: BoxLog) -> None:
         with self._lock:
-            self._open.pop(log.box, None)
+            if self._open.get(log.box) is log:
+                del self._open[log.box]
         log.append(Destroyed(), last=True)
 
     def network(self, event: NetworkEvent) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -56,19 +56,16 @@ class AuditedPool:
 
     @asynccontextmanager
     async def _acquire(self, image: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
-        log = None
-        try:
+        with ExitStack() as ends:
             async with self._pool.acquire(image, policy) as box:
                 created = self._created(image, policy)
                 log = self._logs.begin(box, created, events.GENESIS)
+                ends.enter_context(self._logs.ending(log))
                 if Feature.SNAPSHOTS in self.capabilities.features:
                     stateful = cast(StatefulSandbox, box)
                     yield AuditedStatefulBox(stateful, log, self._logs, created)
                 else:
                     yield AuditedBox(box, log)
-        finally:
-            if log is not None:
-                self._logs.end(log)
 
     async def close(self) -> None:
         """Close the pool inside."""
