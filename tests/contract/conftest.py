@@ -25,18 +25,17 @@ from burnish.sandbox.start import open_pool
 class ServedPool(RemotePool):
     """Boxes of a server that ends with its one client."""
 
-    def __init__(self, max_boxes: int, socket: Path) -> None:
+    def __init__(self, max_boxes: int) -> None:
         served = open_pool(SandboxConfig(max_boxes=max_boxes))
-        self._server = ServerThread(served, ServeConfig(socket=socket), max_boxes=max_boxes)
+        self._folder = tempfile.TemporaryDirectory()
+        config = ServeConfig(socket=Path(self._folder.name, "socket"))
+        self._server = ServerThread(served, config, max_boxes=max_boxes)
         super().__init__(self._server.url)
 
     async def close(self) -> None:
         await super().close()
         self._server.close()
-
-
-def served(max_boxes: int) -> SandboxPool:
-    return ServedPool(max_boxes, Path(tempfile.mkdtemp(), "socket"))
+        self._folder.cleanup()
 
 
 MakePool = Callable[[int], SandboxPool]
@@ -52,7 +51,7 @@ BACKENDS: dict[str, MakePool] = {
         SandboxConfig(max_boxes=n, control_groups=False)
     ),
 }
-BACKENDS["remote"] = served
+BACKENDS["remote"] = ServedPool
 BACKENDS |= {
     "oci-crun": lambda n: OciPool(SandboxConfig(max_boxes=n), "crun"),
     "oci-crun-sampled": lambda n: OciPool(SandboxConfig(max_boxes=n, control_groups=False), "crun"),
