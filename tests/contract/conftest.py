@@ -13,8 +13,8 @@ from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.interpreter import python_argv
+from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.remote.client import RemotePool
 from burnish.sandbox.remote.config import ServeConfig
