@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -416,3 +417,26 @@ def test_the_directory_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (tmp_path / "burnish/images/trees").is_dir()
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     assert default_directory() == Path.home() / ".local/share/burnish/images"
+
+
+def test_work_in_progress_is_never_swept(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "store")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(60):
+                with store._repository.staging() as stage:
+                    (stage / "file").touch()
+                    (stage / "file").rename(stage / "moved")
+                    assert (stage / "moved").exists()
+        except (OSError, AssertionError) as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert leftovers(store) == []

@@ -1,6 +1,8 @@
 import ctypes
 import os
+import shutil
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,15 +46,12 @@ def worker() -> Iterator[NamespaceWorker]:
 
 
 @pytest.fixture
-def public(tmp_path: Path) -> Path:
-    """A directory of the owner of the namespace; its parents can be entered by all."""
-    path = tmp_path / "public"
-    path.mkdir()
+def public() -> Iterator[Path]:
+    """A directory of the owner of the namespace, who could not enter one of pytest's."""
+    path = Path(tempfile.mkdtemp())
     os.chown(path, OWNER, OWNER)
-    for parent in path.parents:
-        if parent.stat().st_mode & 0o11 != 0o11 and parent.stat().st_uid == 0:
-            parent.chmod(parent.stat().st_mode | 0o11)
-    return path
+    yield path
+    shutil.rmtree(path)
 
 
 def new(path: Path) -> int:
