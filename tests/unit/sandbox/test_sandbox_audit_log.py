@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.core.boxes import ExecStatus, Limits, Policy, Usage
@@ -62,6 +62,7 @@ def put(name: str) -> Put:
     return Put(path=name, num_bytes=1, digest=digest(b"x"))
 
 
+@settings(deadline=None)
 @given(
     argv=st.lists(HOSTILE, max_size=5),
     cwd=HOSTILE,
@@ -88,6 +89,7 @@ def test_nothing_that_a_job_says_can_break_a_line(
     assert decode(data).box == box
 
 
+@settings(deadline=None)
 @given(
     message=HOSTILE,
     status=st.sampled_from(ExecStatus),
@@ -113,6 +115,7 @@ def test_results_come_back_as_written(
     assert decode(encode(line(ended))) == line(ended)
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=200))
 def test_garbage_is_refused_with_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="it is not"):
@@ -153,6 +156,7 @@ def test_a_version_that_is_not_known_is_refused() -> None:
         decode(data)
 
 
+@settings(deadline=None)
 @given(argv=st.lists(st.text(max_size=3000), max_size=30).map(tuple))
 def test_cut_commands_keep_short_ones_and_bound_long_ones(argv: tuple[str, ...]) -> None:
     kept = cut_argv(argv)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.core.boxes import Policy
@@ -92,6 +92,7 @@ def test_an_edited_line_is_found_and_named(tmp_path: Path, index: int) -> None:
     assert (finding.problem, finding.line) == (Problem.EDITED, index + 1)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_changed_byte_but_in_the_last_line_is_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -110,6 +111,7 @@ def test_any_changed_byte_but_in_the_last_line_is_found(
     assert line - 1 <= report.finding.line <= line + 1
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_moved_repeated_or_removed_line_but_a_cut_end_is_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

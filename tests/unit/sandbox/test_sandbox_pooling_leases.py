@@ -1,6 +1,6 @@
 import math
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.sandbox.pooling.leases import Leases
@@ -16,6 +16,7 @@ ACTIONS = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(actions=ACTIONS)
 def test_every_lease_ends_exactly_once_and_at_its_time(
     actions: list[tuple[str, str, float, float | None]],

@@ -104,6 +104,7 @@ def grant_one_at_a_time(queue: FairQueue) -> list[Ticket]:
     return order
 
 
+@settings(deadline=None)
 @given(
     requests=st.dictionaries(
         st.sampled_from("abcd"),
@@ -131,6 +132,7 @@ def test_granted_units_differ_by_no_more_than_one_request_of_each(
                 assert abs(difference) <= bound + 1e-6
 
 
+@settings(deadline=None)
 @given(
     flood=st.integers(1, 8),
     history=st.lists(st.integers(1, 8), max_size=3),

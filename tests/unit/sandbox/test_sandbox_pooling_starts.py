@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.sandbox.pooling.starts import Breaker, Start, StartLimiter
@@ -19,6 +19,7 @@ def opened(now_s: float = 0.0) -> StartLimiter:
     return limiter
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["start", "ok", "fail", "drop"]), st.floats(0, 2)), max_size=200

@@ -3,7 +3,7 @@ import random
 from collections import deque
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.sandbox.pooling.warm import WarmTargets, poisson_quantile, share
@@ -14,6 +14,7 @@ def cdf(k: int, mean: float) -> float:
     return math.fsum(terms)
 
 
+@settings(deadline=None)
 @given(level=st.floats(0.01, 0.9999), mean=st.floats(1e-6, 3000))
 def test_quantile_is_the_least_count_that_reaches_the_level(level: float, mean: float) -> None:
     k = poisson_quantile(level, mean)
@@ -27,6 +28,7 @@ def test_quantile_of_nothing_is_nothing_and_extreme_levels_end() -> None:
     assert poisson_quantile(math.nextafter(1, 0), 5.0) < 200
 
 
+@settings(deadline=None)
 @given(
     wants=st.dictionaries(st.integers(), st.integers(1, 50), max_size=12),
     budget=st.integers(0, 200),
@@ -95,6 +97,7 @@ def test_a_lone_arrival_keeps_one_box_for_the_stated_time_and_no_longer() -> Non
     assert targets.targets(end_s + 0.01) == {}
 
 
+@settings(deadline=None)
 @given(
     events=st.lists(
         st.tuples(
@@ -127,6 +130,7 @@ def test_targets_stay_within_the_budget_and_end_at_nothing(
     assert before == 0
 
 
+@settings(deadline=None)
 @given(rate=st.integers(1, 40), low=st.floats(0.001, 1), factor=st.floats(1, 20))
 def test_more_demand_or_slower_creates_never_ask_for_fewer(
     rate: int, low: float, factor: float
