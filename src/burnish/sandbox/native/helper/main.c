@@ -164,19 +164,15 @@ static const char *clone_box(struct box *box, const struct creation *creation, s
     move_stack(stack, creation->num_layers + 1, true);
     box->pid = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
     if (box->pid == 0) become_box(&image, creation, pair[1], main_arguments);
-    int error = errno;
     box->control = pair[0];
+    const char *failed = "making the namespaces of a box (user.max_*_namespaces? processes?)";
+    if (box->pid > 0) failed = admit(box, m, into) == 0 ? NULL : failed_stage;
+    int error = errno;
     close(pair[1]);
     move_stack(stack, creation->num_layers + 1, false);
-    if (box->pid > 0 && admit(box, m, into) == 0) return NULL;
-    if (box->pid < 0) {
-        close(box->control);
-        return refuse(error, "making the namespaces of a box (user.max_*_namespaces? processes?)");
-    }
-    error = errno;
-    kill(box->pid, SIGKILL); /* reaped as one that nobody knows */
-    close(box->control), close(box->pidfd);
-    return refuse(error, failed_stage);
+    if (failed != NULL) close(box->control);
+    if (failed != NULL && box->pid > 0) kill(box->pid, SIGKILL), close(box->pidfd);
+    return failed != NULL ? refuse(error, failed) : NULL; /* nobody knows the child: it is reaped */
 }
 
 static const char *create(struct message *m) {
