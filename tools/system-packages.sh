@@ -5,6 +5,12 @@ set -eu
 python="$1"
 missing=""
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
+# Without these, boxes are made by a helper in Python, at a third of the speed.
+if ! command -v "${CC:-cc}" >/dev/null 2>&1; then
+    missing="$missing gcc libc6-dev"
+elif [ ! -e /usr/include/stdio.h ] && command -v apt-get >/dev/null 2>&1; then
+    missing="$missing libc6-dev"
+fi
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing $(
     "$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"
 [ -n "$missing" ] || exit 0
