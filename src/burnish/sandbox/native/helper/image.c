@@ -164,9 +164,8 @@ static bool map_mount(const struct image *image, int tree) {
     return mapped;
 }
 
-/* The namespace. All is made in the working directory, the root to be, whose names are relative. */
-
-static int add_rootfs(struct image *image) {
+/* Before anything covers `/`: under a covered root the kernel makes no user namespace. */
+static int open_rootfs(struct image *image) {
     struct stat status;
     int tree;
     TRY(tree = copy_tree(AT_FDCWD, image->rootfs), "opening the image");
@@ -174,9 +173,10 @@ static int add_rootfs(struct image *image) {
     TRY(set_mount(tree, RDONLY | NOSUID | NODEV, 0, AT_RECURSIVE), "making the image read-only");
     if (image->is_root ? map_mount(image, tree) : status.st_uid == 0)
         image->abilities |= ABILITY_IDMAP;
-    TRY(attach(tree, AT_FDCWD, "r"), "mounting the image");
-    return close(tree);
+    return tree;
 }
+
+/* The namespace. All is made in the working directory, the root to be, whose names are relative. */
 
 /* base + path, which must be absolute and plain; makes the directories above it. */
 static int make_place(char into[PATH_MAX], const char *base, const char *path) {
@@ -297,11 +297,12 @@ static int make_devices(void) {
 int enter(struct image *image) {
     static const char *const places[] = {"r", "s", "b", "d", "e", "l", "m", "proc"};
     char slot[16];
-    int root, proc, empty;
+    int root, proc, empty, rootfs = -1;
     image->abilities = ABILITY_NETWORK | (image->num_ids > 1 ? ABILITY_RANGE : 0);
     if (image->is_root) TRY(unshare(CLONE_NEWNS), "making a mount namespace (is it allowed here?)");
     else TRY(enter_user_namespace(image), failed_stage);
     TRY(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), "leaving the host's mounts");
+    if (*image->rootfs) TRY(rootfs = open_rootfs(image), failed_stage);
     TRY(root = make_tmpfs(1 << 20, 4096, NOSUID | NODEV), "making a root");
     TRY(proc = copy_tree(AT_FDCWD, "/proc"), "opening /proc");
     TRY(attach(root, AT_FDCWD, "/"), "mounting a root");
@@ -316,7 +317,8 @@ int enter(struct image *image) {
     TRY(attach(empty, AT_FDCWD, "e"), "making an empty directory");
     TRY(make_devices(), failed_stage);
     TRY(make_skeleton(image), failed_stage);
-    if (*image->rootfs) TRY(add_rootfs(image), failed_stage);
+    if (rootfs >= 0) TRY(attach(rootfs, AT_FDCWD, "r"), "mounting the image");
+    if (rootfs >= 0) close(rootfs);
     for (uint32_t i = 0; i < image->num_hidden; i++)
         TRY(hide(image, image->hidden[i]), failed_stage);
     TRY(syscall(SYS_pivot_root, ".", "."), "changing the root (is this a chroot?)");
