@@ -449,6 +449,15 @@ def test_limits_hold(box: RawBox) -> None:
     assert files.stdout == b"(20, 20)\n"
 
 
+def test_no_number_is_too_large(box: RawBox) -> None:
+    most = 2**64 - 1
+    assert python(box, "print(1)", wall_us=most).stdout == b"1\n"
+    assert python(box, "print(1)", limits=[(2**32 - 1, most, 5)]).ending is Ending.NOT_STARTED
+    assert python(box, "print(1)", limits=[(7, most, most - 1)]).code in (0, errno.EINVAL)
+    unknown = python(box, "print(1)", kind=7)  # type: ignore[arg-type]
+    assert (unknown.ending, unknown.code) == (Ending.NOT_STARTED, errno.EINVAL)
+
+
 def body_in(box: RawBox, folder: str) -> bytes:
     body = struct.pack("<QII", 0, box.job_id, box.job_id) + many([]) + text(folder)
     return body + many([]) + many([]) + struct.pack("<II", 0, 0) + text("print(1)")

@@ -16,13 +16,15 @@ import struct
 import time
 from typing import Any, Sequence
 
-from ..protocol import Ending, Flag, Op
+from ..protocol import Ending, Flag, Op, PythonKind
 from . import files, kernel
 from .jobs import Job, Privileges, parse_job, start_job
 from .python_job import Importing
 from .users import Users
 from .wire import Channel, Fields, Malformed, Message, close_all, read_all
 
+_MAX_POLL_MS = 10**9
+_KINDS = tuple(PythonKind)
 _MAX_BODY_BYTES = 16 * 2**20
 _JOB_FLAGS = Flag.EXEC_KEEP | Flag.EXEC_IN_FILE | Flag.EXEC_PACKAGES
 _MAX_FDS = {Op.EXEC: 3, Op.PYTHON: 3, Op.PUT: 1, Op.GET: 1}
@@ -42,10 +44,11 @@ class _Running:
         self.usage = _Usage()
 
     def remaining_ms(self) -> int | None:
-        """Time until the limit, rounded up."""
+        """Time until the limit, rounded up; no more than poll takes."""
         if self.deadline_s is None or self.ended_by is not None:
             return None
-        return max(0, int((self.deadline_s - time.monotonic()) * 1000) + 1)
+        left_ms = int((self.deadline_s - time.monotonic()) * 1000) + 1
+        return min(max(0, left_ms), _MAX_POLL_MS)
 
 
 class _Usage:
@@ -159,6 +162,7 @@ class Init:
             not self._may_be(job.uid, job.gid)
             or (message.flags & Flag.EXEC_PACKAGES and not self._packages)
             or (message.op == Op.EXEC and not job.argv)
+            or (job.python is not None and job.python.kind not in _KINDS)
         ):
             body = struct.pack("<IiQQQQ", Ending.NOT_STARTED, errno.EINVAL, 0, 0, 0, 0)
             self._channel.send(Op.EXITED, message.id, body)

@@ -100,7 +100,7 @@ def _become(
             os.close(reported)
         except OSError as error:
             os.write(reported, (error.errno or errno.EIO).to_bytes(4, "little"))
-        except ValueError:
+        except (ValueError, OverflowError):
             os.write(reported, errno.EINVAL.to_bytes(4, "little"))
         else:
             assert job.python is not None

@@ -22,6 +22,8 @@ class _Parts(NamedTuple):
     devices: int
     shm: int
     binds: list[int]
+    empties: list[int]
+    """One for each covered directory."""
     nested: dict[str, int]
     """Those of a stage inside the box, for boxes of a template."""
 
@@ -59,7 +61,7 @@ def build_root(
     _attach(parts.shm, "/dev/shm")
     options = "newinstance,ptmxmode=0666,mode=0600"
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.NO_SETUID | kernel.NO_EXEC, options)
-    _mask_proc()
+    _mask_proc(parts.empties)
     if nested is not None:
         _lay_out(nested, parts.nested)
 
@@ -91,6 +93,7 @@ def _open_parts(stage: Stage, upper: str, shm_bytes: int, nested: bool) -> _Part
         kernel.copy_tree(f"{base}/dev"),
         shm,
         [kernel.copy_tree(f"{base}/b{number}") for number in range(len(stage.bind_targets))],
+        [kernel.copy_tree(f"{base}/empty") for _ in _COVERED_FOLDERS],
         {name: kernel.copy_tree(f"{base}/{name}") for name in names} if nested else {},
     )
 
@@ -104,21 +107,15 @@ def _attach(tree: int, path: str) -> None:
     os.close(tree)
 
 
-def _mask_proc() -> None:
+def _mask_proc(empties: list[int]) -> None:
     for name in (*_COVERED_FILES, *_COVERED_STATISTICS):
-        _cover(f"/proc/{name}", "/dev/null")
-    for name in _COVERED_FOLDERS:
-        # Any empty directory will do; nothing can be put into this one.
-        _cover(f"/proc/{name}", "/dev/empty")
+        if os.path.exists(f"/proc/{name}"):
+            _attach(kernel.copy_tree("/dev/null", recursive=False), f"/proc/{name}")
+    for tree, name in zip(empties, _COVERED_FOLDERS):
+        if os.path.exists(f"/proc/{name}"):
+            _attach(tree, f"/proc/{name}")
     for name in _READ_ONLY:
-        _cover(f"/proc/{name}", f"/proc/{name}", kernel.READ_ONLY)
-
-
-def _cover(path: str, source: str, attributes: int = 0) -> None:
-    """Mount `source` on what exists of /proc."""
-    if not os.path.exists(path):
-        return
-    tree = kernel.copy_tree(source, recursive=False)
-    if attributes:
-        kernel.set_tree(tree, attributes)
-    _attach(tree, path)
+        if os.path.exists(f"/proc/{name}"):
+            tree = kernel.copy_tree(f"/proc/{name}", recursive=False)
+            kernel.set_tree(tree, kernel.READ_ONLY)
+            _attach(tree, f"/proc/{name}")

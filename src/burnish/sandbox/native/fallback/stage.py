@@ -75,6 +75,7 @@ def make_stage(hello: Hello, program: bytes) -> Stage:
             kernel.attach(tree, name)
             os.close(tree)
     _make_devices("dev", devices)
+    _make_empty("empty")
     for path in hello.hidden:
         _hide(path, [pair.second for pair in hello.binds])
     os.close(root)
@@ -174,12 +175,19 @@ def _make_devices(path: str, devices: dict[str, int]) -> None:
     os.umask(mask)
     for name, link in _DEVICE_LINKS.items():
         os.symlink(link, f"{path}/{name}")
-    for name in ("shm", "pts", "empty"):
+    for name in ("shm", "pts"):
         os.mkdir(f"{path}/{name}", 0o755)
     os.close(tree)
     tree = kernel.copy_tree(path)
     kernel.set_tree(tree, kernel.READ_ONLY | kernel.NO_SETUID | kernel.NO_EXEC)
     kernel.detach(path)
+    kernel.attach(tree, path)
+    os.close(tree)
+
+
+def _make_empty(path: str) -> None:
+    """A mount of its own, read-only, so that nothing can ever be put in."""
+    tree = kernel.new_tree("tmpfs", _SHARED | kernel.NO_EXEC, size="4k", nr_inodes=2, mode="0755")
     kernel.attach(tree, path)
     os.close(tree)
 
@@ -197,7 +205,6 @@ def _hide(hidden: str, targets: list[str]) -> None:
                 os.close(place)
                 place = deeper
             tree = kernel.copy_tree("empty")
-            kernel.set_tree(tree, _SHARED | kernel.NO_EXEC)
             kernel.attach_at(tree, place)
             os.close(tree)
         except FileNotFoundError:
