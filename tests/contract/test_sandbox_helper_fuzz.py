@@ -199,7 +199,7 @@ def fuzz_helper(command: tuple[str, ...], seed: int, num_messages: int) -> int:
     for box in (*EDGES, *range(6)):
         for op in (Op.DESTROY, Op.DROP):
             settle(helper, helper.send(op, struct.pack("<I", box)))  # its init may have died
-    assert helper.num_fds() == before
+    assert helper.num_fds() <= before + 1  # a network made ahead may be there or not
     for _ in range(1000):  # what failed to start may be dying still
         settle(helper, helper.send(Op.DROP, struct.pack("<I", 0)))
         if not children(helper):
@@ -317,5 +317,5 @@ def test_a_hundred_thousand_messages_break_nothing(sanitized: tuple[str, ...]) -
         num_messages += fuzz_hello(sanitized, seed)
     while num_messages < 100_000:
         num_messages += fuzz_init(helper, num_messages, 250)
-    assert helper.num_fds() == before
+    assert helper.num_fds() <= before + 1
     check_end(helper)

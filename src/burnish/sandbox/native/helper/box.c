@@ -68,6 +68,13 @@ static int start_loopback(void) {
     return close(network);
 }
 
+int make_network(int own) {
+    if (own < 0 || unshare(CLONE_NEWNET) < 0) return -1;
+    int made = start_loopback() < 0 ? -1 : open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (setns(own, CLONE_NEWNET) < 0) _exit(1); /* not that of a box: nothing would be right */
+    return made;
+}
+
 static int make_deterministic(uint32_t box) {
     cpu_set_t allowed, one;
     if (personality(ADDR_NO_RANDOMIZE) < 0 || sched_getaffinity(0, sizeof allowed, &allowed) < 0)
@@ -113,7 +120,7 @@ static int build(const struct image *image, const struct creation *creation) {
     /* Only now are we in our groups, which the box so sees as the top. */
     TRY(unshare(CLONE_NEWCGROUP), "making a control group namespace");
     TRY(mount_all(image, creation), failed_stage);
-    TRY(start_loopback(), "bringing up the loopback");
+    if (!creation->has_network) TRY(start_loopback(), "bringing up the loopback");
     TRY(sethostname("box", 3), "setting the host name");
     if (creation->deterministic) TRY(make_deterministic(creation->box), "fixing the processor");
     TRY(setsid(), "starting a session");

@@ -80,8 +80,10 @@ int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes);
 struct creation {
     uint32_t box, num_layers;
     uint64_t shm_bytes;
-    bool deterministic, packages;
+    bool deterministic, packages, has_network; /* the helper's spare one */
 };
+/* A descriptor of a network namespace with a loopback; -1. We come back to the one of `own`. */
+int make_network(int own);
 struct ready { int32_t error; char stage[100]; };
 /* What the child of clone3 does. On `control` it reads a byte, then writes a `struct ready`. */
 _Noreturn void become_box(const struct image *image, const struct creation *creation, int control,

@@ -123,7 +123,8 @@ static int enter_user_namespace(const struct image *image) {
         _exit(127);
     }
     TRY(mapper, "starting newuidmap");
-    TRY(unshare(CLONE_NEWUSER | CLONE_NEWNS), "making a user namespace (is it allowed here?)");
+    TRY(unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET),
+        "making a user namespace (is it allowed here?)");
     if (count > 0) {
         errno = EPERM;
         if (write(go[1], "\n", 1) != 1 || waitpid(mapper, &status, 0) != mapper || status != 0)
@@ -299,7 +300,7 @@ int enter(struct image *image) {
     char slot[16];
     int root, proc, empty, rootfs = -1;
     image->abilities = ABILITY_NETWORK | (image->num_ids > 1 ? ABILITY_RANGE : 0);
-    if (image->is_root) TRY(unshare(CLONE_NEWNS), "making a mount namespace (is it allowed here?)");
+    if (image->is_root) TRY(unshare(CLONE_NEWNS | CLONE_NEWNET), "making namespaces (may we?)");
     else TRY(enter_user_namespace(image), failed_stage);
     TRY(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), "leaving the host's mounts");
     if (*image->rootfs) TRY(rootfs = open_rootfs(image), failed_stage);
