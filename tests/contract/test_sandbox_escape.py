@@ -255,7 +255,11 @@ def test_no_descriptor_leaks_in(lines: Lines) -> None:
 
 def test_no_descriptor_of_process_1_leads_out(lines: Lines) -> None:
     code = """
-    for name in os.listdir("/proc/1/fd"):
+    try:
+        names = os.listdir("/proc/1/fd")
+    except PermissionError:
+        names = []  # it is not dumpable
+    for name in names:
         target = os.readlink("/proc/1/fd/" + name)
         if not target.startswith(("/dev/null", "pipe:", "anon_inode:[eventfd]", "/memfd:",
                                   "/run/box/", "host:[")):
@@ -271,7 +275,8 @@ def test_no_descriptor_of_process_1_leads_out(lines: Lines) -> None:
 def test_nothing_about_the_host_shows_in_process_1(lines: Lines) -> None:
     code = """
     print(open("/proc/1/cmdline").read().replace(chr(0), " "))
-    print(len(open("/proc/1/environ").read()))
+    environ = attempt(lambda: len(open("/proc/1/environ").read()))
+    print(0 if environ == "EACCES" else environ)
     """
     command_line, environ = lines(code)[0], lines(code)[-1]
     assert "/media" not in command_line

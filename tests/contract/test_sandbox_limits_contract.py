@@ -34,8 +34,8 @@ def test_files_are_counted(pool: SandboxPool, num_inodes: int) -> None:
 import errno
 for made in range(100_000):
     try: open(f"/work/{made}", "x").close()
-    except OSError as error: break
-print(made, errno.errorcode[error.errno], flush=True); raise SystemExit(1)
+    except OSError as error: reason = error.errno; break
+print(made, errno.errorcode[reason], flush=True); raise SystemExit(1)
 """
     result = run_python(pool, code, num_inodes=num_inodes)
     made, name = result.stdout.split()

@@ -24,7 +24,7 @@ from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
 from burnish.sandbox.native.services import Attachment, Services
-from burnish.sandbox.native.station import DEFAULT_ROOM, Kind, Making, Station, room_for
+from burnish.sandbox.native.station import DEFAULT_ROOM, Making, Station, kind_of, room_for
 
 T = TypeVar("T")
 
@@ -45,7 +45,9 @@ class LiveBox:
         self._station = station
         self._services = services
         self._policy = policy
-        self._kind = Kind(policy.privileges != "none", policy.deterministic)
+        self._kind = kind_of(policy)
+        # What installs packages has to be root of the box.
+        self._user = 0 if self._kind.packages else station.job_id
         self._hold = hold
         self._group: BoxGroup | None = making.group
         self._gauge = Gauge(making.group, station.census if services.sampled else None)
@@ -82,7 +84,7 @@ class LiveBox:
             OSError: no space left, or something in the way is not a directory.
             ClassifiedFailure: the box is gone.
         """
-        owner = self._station.job_id
+        owner = self._user
         relative = "/".join(split_path(path))
         body = wire.path_body("III", _FILE_MODE, owner, owner, path=relative)
         async with self._lock:
@@ -183,7 +185,7 @@ class LiveBox:
     def _job(
         self, argv: tuple[str, ...], limits: Limits, env: dict[str, str] | None, cwd: str
     ) -> wire.Job:
-        services, user = self._services, self._station.job_id
+        services, user = self._services, self._user
         if self._attachment is not None:
             env = {**self._attachment.env, **(env or {})}
         return wire.Job(

@@ -274,6 +274,13 @@ class Helper:
             else:
                 on_answer(Answer(reply, fds))
 
+    def still_runs(self) -> bool:
+        """Look whether it has ended. Its end of the socket may be open longer, in a child's hand."""
+        self.poll()
+        if not self._dead and self._process.poll() is not None:
+            self._end()
+        return not self._dead
+
     def _take(self, data: bytes, num_fds: int) -> tuple[Reply, OnAnswer | None] | None:
         """Who gets a reply; None if the helper cannot be trusted. The lock is held."""
         try:

@@ -205,7 +205,7 @@ class NativePool:
                     return (await self._start(station, 1, policy, None, ticket))[0]
                 except ClassifiedFailure:
                     # A helper that was killed is noticed when it is needed; the next one is new.
-                    if attempt or station.alive or self._closed:
+                    if attempt or station.helper.still_runs() or self._closed:
                         raise
             raise AssertionError
         except BaseException:

@@ -30,6 +30,10 @@ class SnapshotBook:
         """How many there are."""
         return len(self._frozen)
 
+    def __contains__(self, snapshot: Snapshot) -> bool:
+        """Whether it was not forgotten."""
+        return snapshot.id in self._frozen
+
     def add(self, station: Station, hold: int) -> Snapshot:
         """Remember what `hold` stands for now."""
         frozen = Frozen(station, station.hold(hold))

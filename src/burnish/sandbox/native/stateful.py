@@ -45,6 +45,8 @@ class NativeBox(LiveBox):
         self._book = book
         self._spawn = spawn
         self._squashing: asyncio.Task[None] | None = None
+        self._same_as: Snapshot | None = None
+        """Has the files that were frozen last."""
         self.lease: asyncio.TimerHandle | None = None
         """Ends the box when it fires."""
 
@@ -76,8 +78,11 @@ class NativeBox(LiveBox):
             ClassifiedFailure: the box is gone.
         """
         async with self._lock:
-            await self._steadily(self._freeze_now())
-            return self._book.add(self._station, self._hold)
+            changed = await self._steadily(self._freeze_now())
+            known = self._same_as
+            if known is None or changed or known not in self._book:
+                known = self._same_as = self._book.add(self._station, self._hold)
+            return known
 
     async def rollback(self, snapshot: Snapshot) -> None:
         """Back to a snapshot of this pool and image; everything since, processes too, is gone.
@@ -89,7 +94,9 @@ class NativeBox(LiveBox):
         target = self._book.find(snapshot, self._station)
         async with self._lock:
             init = await self._ready()
+            self._same_as = None
             await self._steadily(self._return_to(init, target))
+            self._same_as = snapshot
 
     @asynccontextmanager
     async def fork(
@@ -161,11 +168,20 @@ class NativeBox(LiveBox):
             await self._steadily(self._freeze_now())
             return self._station.hold(self._hold)
 
-    async def _freeze_now(self) -> None:
+    async def _freeze(self, init: Init) -> bool:
+        """See `LiveBox`: what it wrote since the last snapshot is in none of them."""
+        changed = await super()._freeze(init)
+        if changed:
+            self._same_as = None
+        return changed
+
+    async def _freeze_now(self) -> bool:
         init = await self._ready()
         await self._make_way()
-        if await self._freeze(init):
+        changed = await self._freeze(init)
+        if changed:
             self._squash_later()
+        return changed
 
     async def _make_way(self, num_layers: int = 1) -> None:
         """Squash until so many layers fit on the stack. Two rounds: one may be under way already.
@@ -207,6 +223,8 @@ class NativeBox(LiveBox):
             into = await station.new_layer(layer, room.disk_bytes, room.num_inodes)
             try:
                 await asyncio.to_thread(import_tar, source, into, station.uid_base)
+            except ValueError as error:
+                raise ValueError(f"{source}: {error}") from error
             finally:
                 os.close(into)
             if not await station.freeze(init, self._hold):
@@ -218,6 +236,6 @@ class NativeBox(LiveBox):
             raise
         with station.layers_lock:
             station.layers.push(self._hold, layer)
-        self._init = None
+        self._init = self._same_as = None
         self._continue()
         self._squash_later()

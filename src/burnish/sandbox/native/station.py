@@ -26,6 +26,8 @@ from burnish.sandbox.native.templates import Template, host_pid
 from burnish.sandbox.state.layers import LayerTable
 
 _PAGE_BYTES = 4096
+# Helpers add eight for directories of theirs and of the overlay, and use six.
+_SPARE_INODES = 2
 _MEMBER = os.O_WRONLY | os.O_CLOEXEC
 
 
@@ -43,7 +45,7 @@ def room_for(limits: Limits) -> Room:
     inodes = limits.num_inodes
     if inodes is None:
         inodes = max(256, limits.disk_bytes // _PAGE_BYTES)
-    return Room(limits.disk_bytes, inodes, limits.shm_bytes or 0)
+    return Room(limits.disk_bytes, inodes - _SPARE_INODES, limits.shm_bytes or 0)
 
 
 DEFAULT_ROOM = room_for(Limits())

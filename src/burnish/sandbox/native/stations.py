@@ -83,10 +83,8 @@ class Stations:
             ClassifiedFailure: the helper does not start, or the pool is closed.
         """
         station = self._known(image, template)
-        if station is not None:
-            station.helper.poll()
-            if station.alive:
-                return station
+        if station is not None and station.helper.still_runs():
+            return station
         return await asyncio.to_thread(self._open, image, template)
 
     def _known(self, image: str | None, template: Template | None) -> Station | None:
