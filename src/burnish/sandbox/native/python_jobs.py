@@ -48,14 +48,7 @@ class WarmBox(NativeBox):
             ValueError: as `exec`, or a program that is too long or has NUL bytes.
             UserError: as `exec`.
         """
-        encoded = source.encode("utf-8", "surrogateescape")
-        if b"\0" in encoded:
-            raise ValueError("a Python program must not contain NUL bytes")
-        if len(encoded) > _MAX_SOURCE_BYTES:
-            raise ValueError(
-                f"a Python program may have {_MAX_SOURCE_BYTES} bytes, this one has {len(encoded)}:"
-                " write a file and run that"
-            )
+        encoded = _encode(source)
         part = PythonPart(kind, PythonOption.ISOLATED if isolated else PythonOption(0), encoded)
         return await self.exec(
             ("python3", *argv),
@@ -66,3 +59,15 @@ class WarmBox(NativeBox):
             keep=keep,
             python=part,
         )
+
+
+def _encode(source: str) -> bytes:
+    encoded = source.encode("utf-8", "surrogateescape")
+    if b"\0" in encoded:
+        raise ValueError("a Python program must not contain NUL bytes")
+    if len(encoded) > _MAX_SOURCE_BYTES:
+        raise ValueError(
+            f"a Python program may have {_MAX_SOURCE_BYTES} bytes, this one has {len(encoded)}:"
+            " write a file and run that"
+        )
+    return encoded
