@@ -353,7 +353,7 @@ static void prepare(void) {
     struct rlimit files;
     for (int number = 1; number < NSIG; number++) signal(number, SIG_DFL);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    if (dup2(null, STDIN_FILENO) < 0 || dup2(null, STDOUT_FILENO) < 0) die("/dev/null", "not there");
+    if (dup2(null, STDIN_FILENO) < 0 || dup2(null, STDOUT_FILENO) < 0) die("/dev/null", "missing");
     close(null);
     setsid();
     umask(022);
