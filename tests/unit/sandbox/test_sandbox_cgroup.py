@@ -2,11 +2,12 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from burnish.core.boxes import Limits
 from burnish.sandbox.cgroup import find_controllers, owner_name, sweep
-from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, Counters
+from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, Counters, disks
 from burnish.sandbox.cgroup_v1 import GroupV1
 from burnish.sandbox.cgroup_v2 import GroupV2
 
@@ -143,3 +144,86 @@ def test_sweep_removes_dead_owners_only(tmp_path: Path) -> None:
         "burnish-x",
         "other",
     }
+
+
+@pytest.fixture
+def late(tmp_path: Path) -> dict[str, Path]:
+    return {"cpu": tmp_path / "cpu" / "box", "blkio": tmp_path / "blkio" / "box"}
+
+
+def with_late(v1: dict[str, Path], late: dict[str, Path]) -> GroupV1:
+    for path in v1.values():
+        (path / "cgroup.procs").write_text("41\n42\n")
+    (late["cpu"].parent).mkdir()
+    (late["blkio"].parent).mkdir()
+    for path, name in ((late["cpu"], "cpu.cfs_quota_us"), (late["blkio"], "x")):
+        fill(path, {name: "", "cgroup.procs": ""})
+    return GroupV1(v1, late)
+
+
+def test_trees_for_rare_limits_are_joined_when_one_is_asked_for(
+    v1: dict[str, Path], late: dict[str, Path]
+) -> None:
+    group = with_late(v1, late)
+    quota = late["cpu"] / "cpu.cfs_quota_us"
+    assert not group.must_join(LIMITS)
+    half = msgspec.structs.replace(LIMITS, cpus=0.5)
+    assert group.must_join(half)
+    # Files do not act as control groups: the last member that was written is all that shows.
+    group.join(41)
+    assert (late["cpu"] / "cgroup.procs").read_text() in ("41", "42")
+    assert not group.must_join(half)
+    group.set_limits(half)
+    assert quota.read_text() == "50000"
+    group.set_limits(LIMITS)
+    assert quota.read_text().startswith("-1")
+    group.left()
+    assert group.must_join(half)
+
+
+def test_swap_is_on_top_of_memory(v1: dict[str, Path]) -> None:
+    both = v1["memory"] / "memory.memsw.limit_in_bytes"
+    both.write_text("")
+    GroupV1(v1).set_limits(msgspec.structs.replace(LIMITS, swap_bytes=5))
+    assert both.read_text() == str(LIMITS.memory_bytes + 5)
+
+
+def test_version_2_shares_processors_and_disks(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "box", {"cpu.max": "", "io.max": "", "memory.swap.max": ""})
+    (folder / "memory.max").write_text("")
+    group = GroupV2(folder, ("memory", "cpu", "io"))
+    group.set_limits(msgspec.structs.replace(LIMITS, cpus=1.5, swap_bytes=7, read_bytes_per_s=9))
+    assert (folder / "cpu.max").read_text() == "150000 100000"
+    assert (folder / "memory.swap.max").read_text() == "7"
+    assert not disks() or (folder / "io.max").read_text().endswith(" rbps=9 wbps=max")
+
+
+def test_only_disks_that_hold_something_are_limited(tmp_path: Path) -> None:
+    fill(tmp_path / "vda", {"size": "2048\n", "dev": "254:0\n"})
+    fill(tmp_path / "loop0", {"size": "0\n", "dev": "7:0\n"})
+    fill(tmp_path / "odd", {})
+    assert disks(tmp_path) == ("254:0",)
+    assert disks(tmp_path / "absent") == ()
+
+
+def test_files_that_are_kept_open_show_new_values_and_are_freed(v1: dict[str, Path]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    group = GroupV1(v1, keep_open=True)
+    assert group.counters().oom_kills == 2
+    (v1["memory"] / "memory.oom_control").write_text("oom_kill 3\n")
+    assert group.counters().oom_kills == 3
+    assert len(os.listdir("/proc/self/fd")) > before
+    group.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_several_owners_in_one_process_are_swept_apart(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    names = [owner_name(child.pid, part) for part in ("", "a1", "b2")]
+    for name in names:
+        (tmp_path / name).mkdir()
+    assert len(set(names)) == 3
+    assert sweep(tmp_path) == 0
+    child.kill()
+    child.wait()
+    assert sweep(tmp_path) == 3

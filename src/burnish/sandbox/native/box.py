@@ -29,7 +29,6 @@ from burnish.sandbox.native.station import DEFAULT_ROOM, Making, Station, kind_o
 T = TypeVar("T")
 
 _DEFAULTS = Limits()
-_BASE_ENV = tuple(BASE_ENV.items())
 _FILE_MODE = 0o644
 _NOT_A_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR)
 
@@ -48,6 +47,8 @@ class LiveBox:
         self._kind = kind_of(policy)
         # What installs packages has to be root of the box.
         self._user = 0 if self._kind.packages else station.job_id
+        image_env = station.image.env if station.image is not None else {}
+        self._base_env = tuple({**BASE_ENV, **image_env}.items())
         self._hold = hold
         self._group: BoxGroup | None = making.group
         self._gauge = Gauge(making.group, station.census if services.sampled else None)
@@ -195,7 +196,7 @@ class LiveBox:
             rlimits=_rlimits(limits, services.counts_pids, services.counts_memory),
             cwd=cwd,
             argv=argv,
-            base_env=_BASE_ENV,
+            base_env=self._base_env,
             env=env or {},
         )
 

@@ -100,11 +100,11 @@ def _notes(controllers: Controllers | None, ids: Identities, abilities: Ability)
             "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
             "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
         )
-        return notes
-    lacking = [name for name in ("memory", "pids") if name not in controllers.bases]
-    if lacking:
+    bases = controllers.bases if controllers is not None else {}
+    lacking = [name for name in ("memory", "pids") if name not in bases]
+    if controllers is not None and lacking:
         notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
-    if "blkio" in controllers.bases:
+    if "blkio" in bases:
         notes.append(
             "control groups of version 1: write_bytes_per_s holds for direct and synchronous "
             "writes, not for buffered ones"

@@ -275,7 +275,7 @@ class Helper:
                 on_answer(Answer(reply, fds))
 
     def still_runs(self) -> bool:
-        """Look whether it has ended. Its end of the socket may be open longer, in a child's hand."""
+        """Look whether it has ended: its end of the socket may stay open in the hand of a child."""
         self.poll()
         if not self._dead and self._process.poll() is not None:
             self._end()

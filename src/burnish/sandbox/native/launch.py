@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, Protocol
 
 from burnish.core.errors import UserError
 from burnish.sandbox.host_view import GROUP, OWN_PACKAGE, PASSWD, hidden_paths, system_paths
@@ -16,15 +16,28 @@ FALLBACK = Path(__file__).parent / "fallback"
 HelperKind = Literal["auto", "c", "python"]
 
 
-class ImageRoot(NamedTuple):
-    """A root file system for boxes."""
+class ImageRoot(Protocol):
+    """A root file system for boxes, such as `images.Image`."""
 
-    name: str
-    """As users call it."""
-    digest: str
-    """Of its content: images of one digest share a helper."""
-    root: Path
-    """Directory that holds it; nothing writes there."""
+    @property
+    def name(self) -> str:
+        """As users call it."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of its content: images of one digest share a helper."""
+        ...
+
+    @property
+    def root(self) -> Path:
+        """Directory that holds it; nothing writes there."""
+        ...
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables that its programs expect."""
+        ...
 
 
 def helper_command(kind: HelperKind) -> tuple[str, ...]:
