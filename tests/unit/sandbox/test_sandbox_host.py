@@ -12,10 +12,10 @@ from burnish.core.boxes import Limits
 from burnish.core.errors import UserError
 from burnish.sandbox import probe as probing
 from burnish.sandbox.bubblewrap.inspection import INSTALL_FIX, find_bwrap
-from burnish.sandbox.bubblewrap.namespace import Identity, box_identity
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.host_view import HostPath, hidden_paths, namespace_fix
 from burnish.sandbox.interpreter import find_python, python_argv
+from burnish.sandbox.keeper.namespace import Identity, box_identity
 from burnish.sandbox.limits import check_limits, ulimits
 from burnish.sandbox.probe import probe
 from burnish.sandbox.proctree import Process, parse_stat, read_process, tree_usage

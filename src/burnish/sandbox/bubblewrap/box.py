@@ -10,13 +10,13 @@ from burnish.sandbox.bubblewrap.argv import (
     encode_options,
     launcher_script,
 )
-from burnish.sandbox.bubblewrap.attacher import Attacher
 from burnish.sandbox.bubblewrap.launch import Launch, Plan
-from burnish.sandbox.bubblewrap.namespace import Identity
-from burnish.sandbox.bubblewrap.protocol import Exec
-from burnish.sandbox.bubblewrap.stored_box import StoredBox
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.host_view import HostPath
+from burnish.sandbox.keeper.attacher import Attacher
+from burnish.sandbox.keeper.namespace import Identity
+from burnish.sandbox.keeper.protocol import Exec
+from burnish.sandbox.keeper.stored_box import StoredBox
 
 EMPTY = "empty"
 """Name below the keeper's base of the directory that covers what boxes must not see."""

@@ -14,10 +14,7 @@ from burnish.sandbox.bubblewrap.argv import (
     BwrapFeatures,
     parse_features,
 )
-from burnish.sandbox.bubblewrap.attacher import Attacher
 from burnish.sandbox.bubblewrap.box import EMPTY, Box, Host
-from burnish.sandbox.bubblewrap.namespace import box_identity, enter, make_base
-from burnish.sandbox.bubblewrap.protocol import Exec
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.commands import WORK
 from burnish.sandbox.host_view import (
@@ -28,6 +25,9 @@ from burnish.sandbox.host_view import (
     namespace_fix,
     system_paths,
 )
+from burnish.sandbox.keeper.attacher import Attacher
+from burnish.sandbox.keeper.namespace import box_identity, enter, make_base
+from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.seccomp import build_filter
 
 INSTALL_FIX = "sudo apt-get install bubblewrap"

@@ -1,59 +1,17 @@
-"""The keeper: a small process that owns all boxes of a pool.
-
-It exists because the trainer must not do this itself: a large process with threads forks slowly and
-unsafely, its event loop stalls while it computes (limits would bite late), and mounts made in its
-namespace would outlive a crash. The keeper has one thread; when its owner dies it ends, and with it
-every box, every mount and every process.
-"""
+"""The keeper of boxes under bubblewrap."""
 
 import asyncio
-import contextlib
 import os
 import socket
-import subprocess
 import sys
-from typing import Protocol
 
-from burnish.core.boxes import ExecResult, ExecStatus, Usage
 from burnish.core.errors import UserError, one_line
 from burnish.sandbox.bubblewrap.box import Box, Host
 from burnish.sandbox.bubblewrap.inspection import close_host, inspect_host
-from burnish.sandbox.bubblewrap.namespace import box_identity
-from burnish.sandbox.bubblewrap.pipes import above_shell
-from burnish.sandbox.bubblewrap.protocol import (
-    HEADER,
-    MAX_MESSAGE_BYTES,
-    Cancel,
-    CreateBox,
-    DestroyBox,
-    Done,
-    Exec,
-    Failed,
-    Hello,
-    ReadFile,
-    Reply,
-    Request,
-    WriteFile,
-    decode_request,
-    encode,
-)
-from burnish.sandbox.bubblewrap.stored_box import StoredBox
-
-
-class BoxMaker(Protocol):
-    """Makes the boxes of one keeper."""
-
-    def make(self, name: str, slot: int, root: str) -> StoredBox:
-        """A box with the user ids of a free slot.
-
-        Raises:
-            OSError: the host is out of something.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free what is left when no box lives any more."""
-        ...
+from burnish.sandbox.keeper.keeper import Keeper, send_hello
+from burnish.sandbox.keeper.namespace import box_identity
+from burnish.sandbox.keeper.pipes import above_shell
+from burnish.sandbox.keeper.protocol import Hello
 
 
 class BubblewrapMaker:
@@ -72,142 +30,6 @@ class BubblewrapMaker:
     def close(self) -> None:
         """See `BoxMaker`."""
         close_host(self._host)
-
-
-class Keeper:
-    """Serves one owner over one connection."""
-
-    def __init__(self, maker: BoxMaker, *, max_boxes: int) -> None:
-        """Boxes get the user ids of free slots, so at most `max_boxes` live at once."""
-        self._maker = maker
-        self._slots: asyncio.Queue[int] = asyncio.Queue()
-        for slot in range(max_boxes):
-            self._slots.put_nowait(slot)
-        self._boxes: dict[int, tuple[StoredBox, int]] = {}
-        self._num_made = 0
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._running: dict[int, set[asyncio.Task[None]]] = {}
-
-    async def serve(self, connection: socket.socket, owner_fd: int | None = None) -> None:
-        """Until the owner hangs up or dies.
-
-        Args:
-            connection: to the owner.
-            owner_fd: pidfd of the owner; by default of our parent.
-        """
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
-        owner_gone = asyncio.Event()
-        owner_fd = os.pidfd_open(os.getppid()) if owner_fd is None else owner_fd
-        asyncio.get_running_loop().add_reader(owner_fd, owner_gone.set)
-        waiting = asyncio.ensure_future(owner_gone.wait())
-        serving = asyncio.ensure_future(self._requests(reader, writer))
-        await asyncio.wait((waiting, serving), return_when=asyncio.FIRST_COMPLETED)
-        asyncio.get_running_loop().remove_reader(owner_fd)
-        waiting.cancel()
-        serving.cancel()
-        await self._close()
-        writer.close()
-
-    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-                assert size <= MAX_MESSAGE_BYTES
-                request = decode_request(await reader.readexactly(size))
-                if isinstance(request, Cancel):
-                    if task := self._tasks.get(request.id):
-                        task.cancel()
-                    continue
-                task = asyncio.create_task(self._answer(request, writer))
-                self._tasks[request.id] = task
-                if isinstance(request, Exec | ReadFile | WriteFile):
-                    self._running.setdefault(request.box, set()).add(task)
-
-    async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
-        reply: Reply
-        try:
-            reply = await self._do(request)
-        except asyncio.CancelledError:
-            reply = Failed(id=request.id, errno=0, message="cancelled")
-        except (OSError, subprocess.SubprocessError, KeyError) as error:
-            number = error.errno or 0 if isinstance(error, OSError) else 0
-            reply = Failed(id=request.id, errno=number, message=one_line(error))
-        self._tasks.pop(request.id, None)
-        if not writer.is_closing():
-            writer.write(encode(reply))
-
-    async def _do(self, request: Request) -> Reply:
-        if isinstance(request, CreateBox):
-            return Done(id=request.id, box=await self._create(request.root))
-        if isinstance(request, DestroyBox):
-            await self._destroy(request.box)
-            return Done(id=request.id)
-        assert not isinstance(request, Cancel)
-        task = asyncio.current_task()
-        assert task is not None
-        try:
-            box, _ = self._boxes[request.box]
-            if isinstance(request, Exec):
-                return Done(id=request.id, result=await _run(box, request))
-            if isinstance(request, WriteFile):
-                await box.write_file(request.path, request.data)
-                return Done(id=request.id)
-            data = await box.read_file(request.path, request.limit_bytes)
-            return Done(id=request.id, data=data)
-        finally:
-            self._running.get(request.box, set()).discard(task)
-
-    async def _create(self, root: str) -> int:
-        slot = await self._slots.get()
-        number, self._num_made = self._num_made, self._num_made + 1
-        try:
-            box = self._maker.make(f"box-{number}", slot, root)
-        except OSError:
-            self._slots.put_nowait(slot)
-            raise
-        self._boxes[number] = (box, slot)
-        return number
-
-    async def _destroy(self, number: int) -> None:
-        if number not in self._boxes:
-            return
-        box, slot = self._boxes.pop(number)
-        running = self._running.pop(number, set())
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
-        try:
-            await box.destroy()
-        finally:
-            self._slots.put_nowait(slot)
-
-    async def _close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for number in list(self._boxes):
-            await self._destroy(number)
-        self._maker.close()
-
-
-async def _run(box: StoredBox, request: Exec) -> ExecResult:
-    argv = tuple(os.fsdecode(arg) for arg in request.argv)
-    try:
-        return await box.run(argv, request)
-    except (OSError, subprocess.SubprocessError) as error:
-        return ExecResult(
-            status=ExecStatus.INFRA_ERROR,
-            exit_code=None,
-            signal=None,
-            stdout=b"",
-            stderr=b"",
-            truncated=False,
-            usage=Usage(wall_s=0.0),
-            message=one_line(error),
-        )
 
 
 def main(arguments: list[str]) -> None:
@@ -229,12 +51,6 @@ async def _main(connection: socket.socket, max_boxes: int, *, use_control_groups
     send_hello(connection, Hello(capabilities=capabilities))
     maker = BubblewrapMaker(host, privileged=privileged)
     await Keeper(maker, max_boxes=max_boxes).serve(connection)
-
-
-def send_hello(connection: socket.socket, hello: Hello) -> None:
-    """The first words of a keeper; nobody may be listening any more."""
-    with contextlib.suppress(BrokenPipeError):
-        connection.sendall(encode(hello))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from burnish.sandbox.bubblewrap.argv import LAUNCHER, Fd
-from burnish.sandbox.bubblewrap.children import child_pids, end_child
-from burnish.sandbox.bubblewrap.namespace import Identity
-from burnish.sandbox.bubblewrap.pipes import Capture, above_shell, read_now
+from burnish.sandbox.keeper.children import child_pids, end_child
+from burnish.sandbox.keeper.namespace import Identity
+from burnish.sandbox.keeper.pipes import Capture, above_shell, read_now
 from burnish.sandbox.memory_files import open_empty, seal, sealed
 
 _CHILD_PID = re.compile(rb'"child-pid": (\d+)')

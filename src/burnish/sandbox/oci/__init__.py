@@ -1,6 +1,6 @@
 """Boxes in containers of an OCI runtime: crun, runc, podman, and gVisor as the strong tier.
 
-    pool.py --socket--> keeper.py (the bubblewrap package's keeper: own process, own mounts)
+    pool.py --socket--> keeper.py (the keeper package: own process, own mounts)
                            |-- host.py    what the runtime needs on this host; one box is tried
                            '-- box.py     storage and control groups of a box
                                  '-- launch.py   one container for one command, started ahead

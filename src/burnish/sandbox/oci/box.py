@@ -7,11 +7,11 @@ from typing import NamedTuple
 import msgspec
 
 from burnish.core.boxes import Limits
-from burnish.sandbox.bubblewrap.attacher import Attacher
-from burnish.sandbox.bubblewrap.namespace import Identity, unmount
-from burnish.sandbox.bubblewrap.protocol import Exec
-from burnish.sandbox.bubblewrap.stored_box import StoredBox
 from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.keeper.attacher import Attacher
+from burnish.sandbox.keeper.namespace import Identity, unmount
+from burnish.sandbox.keeper.protocol import Exec
+from burnish.sandbox.keeper.stored_box import StoredBox
 from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
 from burnish.sandbox.oci.hierarchies import remove_group
 from burnish.sandbox.oci.launch import OciLaunch, Plan

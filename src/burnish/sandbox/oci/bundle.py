@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from burnish.sandbox.bubblewrap.namespace import bind, mount_overlay, mount_plain_tmpfs
 from burnish.sandbox.commands import INSIDE_ID, WORK
 from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
+from burnish.sandbox.keeper.namespace import bind, mount_overlay, mount_plain_tmpfs
 from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
 from burnish.sandbox.oci.launcher import INBOX, LAUNCHER
 from burnish.sandbox.oci.runtime import FilterForm, Runtime

@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.sandbox.bubblewrap.namespace import bind, mount_cgroup2, mount_tmpfs
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name, sweep
+from burnish.sandbox.keeper.namespace import bind, mount_cgroup2, mount_tmpfs
 from burnish.sandbox.oci.runtime import RuntimeName
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
 from burnish.core.errors import UserError
-from burnish.sandbox.bubblewrap.attacher import Attacher
-from burnish.sandbox.bubblewrap.namespace import Identity, enter, make_base, mount_tmpfs
-from burnish.sandbox.bubblewrap.protocol import Exec
 from burnish.sandbox.commands import INSIDE_ID, WORK
 from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
+from burnish.sandbox.keeper.attacher import Attacher
+from burnish.sandbox.keeper.namespace import Identity, enter, make_base, mount_tmpfs
+from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe

@@ -1,4 +1,4 @@
-"""The keeper of boxes in containers: the bubblewrap package's keeper with another kind of box."""
+"""The keeper of boxes in containers: started in a process namespace of its own."""
 
 import asyncio
 import os
@@ -6,11 +6,11 @@ import socket
 import sys
 
 from burnish.core.errors import UserError, one_line
-from burnish.sandbox.bubblewrap.keeper import Keeper, send_hello
-from burnish.sandbox.bubblewrap.namespace import fork_into_pid_namespace
-from burnish.sandbox.bubblewrap.pipes import above_shell
-from burnish.sandbox.bubblewrap.protocol import Hello
 from burnish.sandbox.host_view import namespace_fix
+from burnish.sandbox.keeper.keeper import Keeper, send_hello
+from burnish.sandbox.keeper.namespace import fork_into_pid_namespace
+from burnish.sandbox.keeper.pipes import above_shell
+from burnish.sandbox.keeper.protocol import Hello
 from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.host import Ground, box_users, close_host, enter_host, inspect_host
 

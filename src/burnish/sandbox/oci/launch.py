@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.sandbox.bubblewrap.children import child_pids, end_child, readable
-from burnish.sandbox.bubblewrap.pipes import Capture, above_shell
+from burnish.sandbox.keeper.children import child_pids, end_child, readable
+from burnish.sandbox.keeper.pipes import Capture, above_shell
 from burnish.sandbox.oci.launcher import READY, SCRIPT, STARTED, STDIN
 
 _MAX_EARLY_BYTES = 64 * 2**10

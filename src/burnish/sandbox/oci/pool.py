@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from burnish.sandbox.bubblewrap.client import KeeperClient
-from burnish.sandbox.bubblewrap.pool import KeeperPool
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.keeper.client import KeeperClient
+from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
@@ -43,8 +43,8 @@ class OciPool(KeeperPool):
         super().__init__(
             lambda: KeeperClient(
                 config.max_boxes,
-                control_groups=config.control_groups,
                 module="burnish.sandbox.oci.keeper",
+                control_groups=config.control_groups,
                 arguments=(name,),
             ),
             None if resolve is None else lambda image: str(resolve(image).root.resolve()),

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
-from burnish.sandbox.bubblewrap.children import readable
-from burnish.sandbox.bubblewrap.pipes import Capture, read_now
 from burnish.sandbox.cgroup_files import BoxGroup, Counters
+from burnish.sandbox.keeper.children import readable
+from burnish.sandbox.keeper.pipes import Capture, read_now
 from burnish.sandbox.outcome import Cause, Evidence, classify
 from burnish.sandbox.proctree import TreeUsage
 

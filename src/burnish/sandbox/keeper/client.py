@@ -13,7 +13,7 @@ from burnish.core.boxes import Capabilities
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
-from burnish.sandbox.bubblewrap.protocol import (
+from burnish.sandbox.keeper.protocol import (
     HEADER,
     Cancel,
     DestroyBox,
@@ -35,16 +35,16 @@ class KeeperClient:
         self,
         max_boxes: int,
         *,
+        module: str,
         control_groups: bool = True,
-        module: str = "burnish.sandbox.bubblewrap.keeper",
         arguments: tuple[str, ...] = (),
     ) -> None:
         """Start it and wait until it has tried a box.
 
         Args:
             max_boxes: alive at once.
-            control_groups: use them where possible.
             module: what the keeper runs.
+            control_groups: use them where possible.
             arguments: more words on its command line.
 
         Raises:
@@ -201,7 +201,7 @@ class KeeperClient:
 def failure(message: str) -> ClassifiedFailure:
     """A failure of the isolation layer."""
     return ClassifiedFailure(
-        Failure(kind=FailureKind.SANDBOX, where="sandbox.bubblewrap", message=message)
+        Failure(kind=FailureKind.SANDBOX, where="sandbox.keeper", message=message)
     )
 
 

@@ -12,17 +12,17 @@ from typing import Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.sandbox import files
-from burnish.sandbox.bubblewrap.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
-from burnish.sandbox.bubblewrap.process import (
+from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.keeper.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
+from burnish.sandbox.keeper.process import (
     START_DEADLINE_S,
     Command,
     Launched,
     Run,
     uninterrupted,
 )
-from burnish.sandbox.bubblewrap.protocol import Exec
-from burnish.sandbox.cgroup import Controllers
-from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.limits import ulimits
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 

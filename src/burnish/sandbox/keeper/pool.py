@@ -1,0 +1,220 @@
+"""`SandboxPool` over a keeper."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import msgspec
+
+from burnish.core.boxes import (
+    Capabilities,
+    ExecResult,
+    ExecStatus,
+    Feature,
+    Limits,
+    Policy,
+    Sandbox,
+    Usage,
+)
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.commands import WORK, check_argv
+from burnish.sandbox.files import split_path
+from burnish.sandbox.keeper.client import KeeperClient, failure
+from burnish.sandbox.keeper.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
+from burnish.sandbox.limits import check_enforced, check_limits, check_policy
+
+
+class KeptBox:
+    """A box as its user sees it."""
+
+    def __init__(self, client: KeeperClient, number: int) -> None:
+        """Wrap a box that the keeper made."""
+        self._client = client
+        self._number = number
+        self.id = f"{client.pid}-{number}"
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file under `/work`, with missing directories.
+
+        Raises:
+            ValueError: `path` is absolute, empty or climbs out.
+            OSError: no space left, or something in the way is not a directory.
+            ClassifiedFailure: the box is gone.
+        """
+        split_path(path)
+        client = self._client
+        await client.ask(WriteFile(id=client.next_id(), box=self._number, path=path, data=data))
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
+
+        Raises:
+            ValueError: `path` is absolute, empty or climbs out.
+            FileNotFoundError: absent, not a regular file, or reached through a link.
+            ClassifiedFailure: the box is gone.
+        """
+        split_path(path)
+        client = self._client
+        done = await client.ask(
+            ReadFile(id=client.next_id(), box=self._number, path=path, limit_bytes=limit_bytes)
+        )
+        return done.data
+
+    async def exec(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes = b"",
+        limits: Limits | None = None,
+        env: dict[str, str] | None = None,
+        cwd: str = WORK,
+        keep: bool = False,
+    ) -> ExecResult:
+        """Run a command; when it returns nothing of the command is alive.
+
+        Commands of one box run one after another; files in `/work`, `/tmp` and `/dev/shm` stay. A
+        program that cannot be found exits with 127. Never raises for what the program did, nor for
+        a broken box: that is `ExecStatus.INFRA_ERROR`.
+
+        Raises:
+            ValueError: the command, environment or limits could not run on any machine.
+            UserError: a limit, or `keep`, that this backend does not have.
+        """
+        limits = limits or Limits()
+        env = env or {}
+        client = self._client
+        check_argv(argv, env, cwd)
+        check_limits(limits)
+        check_enforced(limits, client.capabilities)
+        if keep:
+            raise UserError(
+                f"the {client.capabilities.backend} sandbox ends every process with its command.",
+                fix="leave keep out, or choose the native sandbox",
+            )
+        request = Exec(
+            id=client.next_id(),
+            box=self._number,
+            argv=tuple(os.fsencode(arg) for arg in argv),
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            limits=limits,
+        )
+        try:
+            done = await client.ask(request)
+        except (OSError, ClassifiedFailure) as error:
+            return _infra_error(str(error))
+        assert done.result is not None
+        return done.result
+
+
+class KeeperPool:
+    """Boxes on this machine, kept by one keeper process.
+
+    Start-up removes what killed owners left. `close` must be called; if the owner is killed
+    instead, the keeper notices and removes everything itself.
+    """
+
+    def __init__(
+        self,
+        start_keeper: Callable[[], KeeperClient],
+        resolve: Callable[[str], str] | None = None,
+    ) -> None:
+        """Start the keeper and try one box.
+
+        Args:
+            start_keeper: also called for a new keeper when the first was killed.
+            resolve: from the name of an image to the directory with its root file system.
+
+        Raises:
+            UserError: boxes cannot run here; says what to do.
+        """
+        self._start_keeper = start_keeper
+        self._resolve = resolve
+        self._start_lock = threading.Lock()
+        self._closed = False
+        self._client = start_keeper()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What boxes can do here, as found by running one."""
+        found = self._client.capabilities
+        if self._resolve is None:
+            features = found.features - {Feature.IMAGES}
+            return msgspec.structs.replace(found, features=features)
+        return found
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process that holds the boxes now."""
+        return self._client.pid
+
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh box, destroyed on exit. Waits while `max_boxes` are in use.
+
+        Raises:
+            UserError: the policy cannot be enforced, or there is no such image, here.
+            ClassifiedFailure: of kind `sandbox`, if the box cannot start.
+        """
+        check_policy(image, policy or Policy(), self.capabilities)
+        return self._box(image)
+
+    @asynccontextmanager
+    async def _box(self, image: str | None) -> AsyncIterator[Sandbox]:
+        client = await asyncio.to_thread(self._live_client)
+        root = ""
+        if image is not None:
+            assert self._resolve is not None
+            root = await asyncio.to_thread(self._resolve, image)
+        try:
+            made = await client.ask(CreateBox(id=client.next_id(), root=root))
+        except OSError as error:
+            raise failure(f"a box could not be made: {error}") from error
+        try:
+            yield KeptBox(client, made.box)
+        finally:
+            await self._destroy(client, made.box)
+
+    async def _destroy(self, client: KeeperClient, number: int) -> None:
+        """Also when cancelled, and then without waiting."""
+        request = DestroyBox(id=client.next_id(), box=number)
+        try:
+            await asyncio.shield(client.ask(request))
+        except ClassifiedFailure:
+            if client.alive:
+                raise
+
+    def _live_client(self) -> KeeperClient:
+        """A keeper that died is replaced; its boxes died with it."""
+        with self._start_lock:
+            if self._closed:
+                raise failure("the pool is closed")
+            if not self._client.alive:
+                self._client.close()
+                self._client = self._start_keeper()
+            return self._client
+
+    async def close(self) -> None:
+        """Destroy all boxes and end the keeper. May be called twice."""
+        with self._start_lock:
+            if self._closed:
+                return
+            self._closed = True
+        await asyncio.to_thread(self._client.close)
+
+
+def _infra_error(message: str) -> ExecResult:
+    return ExecResult(
+        status=ExecStatus.INFRA_ERROR,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        usage=Usage(wall_s=0.0),
+        message=" ".join(message.split()),
+    )
