@@ -12,6 +12,7 @@ from pydantic import Field
 
 from burnish.core.config import Config
 from burnish.quality.subject import AuditConfig
+from burnish.sandbox.config import SandboxConfig
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.train.config import TrainConfig
 
@@ -89,8 +90,6 @@ class RolloutSection(Config):
     """Bound on each call into an environment."""
     failures_to_quarantine: Positive = 8
     """Failures of environment or verifier in one domain after which it is quarantined."""
-    max_boxes: Positive = 4
-    """Sandboxes alive at once."""
 
 
 class EngineSection(Config):
@@ -132,6 +131,8 @@ class RunConfig(Config):
     """Supervised warm-up."""
     rollout: RolloutSection = RolloutSection()
     """Collection of experience."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Where model-written code runs."""
     engine: EngineSection = EngineSection()
     """Inference."""
     train: TrainConfig = TrainConfig()
@@ -143,4 +144,4 @@ class RunConfig(Config):
     evaluate: EvaluateSection = EvaluateSection()
     """Held-out evaluation."""
 
-    renamed: ClassVar[dict[str, str]] = {}
+    renamed: ClassVar[dict[str, str]] = {"rollout.max_boxes": "sandbox.max_boxes"}

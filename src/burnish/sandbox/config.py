@@ -1,17 +1,22 @@
 """How boxes are made on this machine."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from burnish.core.config import Config
 
+Backend = Literal[
+    "auto", "native", "bubblewrap", "crun", "runc", "gvisor", "podman", "docker", "remote"
+]
+
 
 class SandboxConfig(Config):
     """Where model-written code runs."""
 
-    backend: Literal["auto", "bubblewrap"] = "auto"
-    """What runs the boxes; `auto` takes the best that works here (`burnish doctor` lists them)."""
+    backend: Backend = "auto"
+    """What runs the boxes; `auto` takes native, else bubblewrap (`burnish doctor` lists them)."""
     max_boxes: int = Field(default=8, ge=1, le=4096)
     """Boxes alive at once; more callers wait."""
     control_groups: bool = True
@@ -23,3 +28,11 @@ class SandboxConfig(Config):
     """Native boxes that may be kept ready beyond `max_boxes`; about 1 MiB each."""
     lease_s: float | None = Field(default=None, gt=0)
     """Native boxes end so long after they were handed out, used or not. Absent: never."""
+    images: Path | None = None
+    """Where root file systems are kept; absent: `burnish/images` below `$XDG_DATA_HOME`."""
+    private_hosts: tuple[str, ...] = ()
+    """NAME:PORT of mirrors that an allow-list may reach although their address is private."""
+    hosts: tuple[str, ...] = ()
+    """Of the remote backend: URLs where `burnish sandbox serve` answers."""
+    token_file: Path | None = None
+    """Of the remote backend: a file with the token of the hosts."""

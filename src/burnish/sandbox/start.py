@@ -4,25 +4,58 @@ Backends are imported when they are chosen: a machine needs only what its own on
 """
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from burnish.core.boxes import SandboxPool
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.config import SandboxConfig
 
+if TYPE_CHECKING:
+    from burnish.sandbox.images.manifest import Image
+    from burnish.sandbox.network.events import EventSink
+    from burnish.sandbox.network.provider import AllowListNetwork
 
-def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
+
+class Wanted(NamedTuple):
+    """What a backend is started with."""
+
+    config: SandboxConfig
+    sink: "EventSink | None"
+
+    def network(self) -> "AllowListNetwork":
+        """The proxy of the boxes; its thread starts with the first box that has an allow-list."""
+        from burnish.sandbox.network.provider import AllowListNetwork
+
+        return AllowListNetwork(self.sink or _discard, private=self.config.private_hosts)
+
+    def resolve(self, name: str) -> "Image":
+        """Find an image."""
+        from burnish.sandbox.images.store import ImagesConfig
+
+        return ImagesConfig(directory=self.config.images).open().resolve(name)
+
+
+def open_pool(
+    config: SandboxConfig | None = None, *, sink: "EventSink | None" = None
+) -> SandboxPool:
     """Start the backend that the configuration names; with `auto`, the best that works here.
+
+    Args:
+        config: which backend, how many boxes.
+        sink: gets every decision about the network of a box, as `AuditLogs.network`.
 
     Raises:
         UserError: it cannot run here; says what is missing, for each one that was tried.
     """
     config = config or SandboxConfig()
+    wanted = Wanted(config, sink)
     if config.backend != "auto":
-        return _BACKENDS[config.backend](config)
+        return _BACKENDS[config.backend](wanted)
     problems: list[UserError | ClassifiedFailure] = []
-    for name in _PREFERRED:
+    for name in PREFERRED:
         try:
-            return _BACKENDS[name](config)
+            return _BACKENDS[name](wanted)
         except (UserError, ClassifiedFailure) as error:
             problems.append(error)
     whats = [error.what if isinstance(error, UserError) else str(error) for error in problems]
@@ -32,11 +65,63 @@ def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
     )
 
 
-def _bubblewrap(config: SandboxConfig) -> SandboxPool:
+def _native(wanted: Wanted) -> SandboxPool:
+    from burnish.sandbox.native.pool import NativePool
+
+    return NativePool(wanted.config, resolve=wanted.resolve, network=wanted.network())
+
+
+def _bubblewrap(wanted: Wanted) -> SandboxPool:
     from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 
-    return BubblewrapPool(config)
+    return BubblewrapPool(wanted.config)
 
 
-_BACKENDS: dict[str, Callable[[SandboxConfig], SandboxPool]] = {"bubblewrap": _bubblewrap}
-_PREFERRED = ("bubblewrap",)
+def _oci(runtime: str) -> Callable[[Wanted], SandboxPool]:
+    def start(wanted: Wanted) -> SandboxPool:
+        from burnish.sandbox.oci.pool import OciPool
+
+        return OciPool(wanted.config, runtime, resolve=wanted.resolve)
+
+    return start
+
+
+def _remote(wanted: Wanted) -> SandboxPool:
+    from burnish.sandbox.remote.fleet import FleetPool
+
+    config = wanted.config
+    if not config.hosts:
+        raise UserError(
+            "the remote sandbox has no hosts.",
+            fix='set hosts = ["https://HOST:PORT"], where `burnish sandbox serve` runs',
+        )
+    token = None if config.token_file is None else _token(config.token_file)
+    return FleetPool(config.hosts, token)
+
+
+def _token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the token file {path} cannot be read: {error}.",
+            fix="set token_file to the right path",
+        ) from error
+
+
+def _discard(event: object) -> None:
+    """Decisions that nobody wants to keep."""
+
+
+_BACKENDS: dict[str, Callable[[Wanted], SandboxPool]] = {
+    "native": _native,
+    "bubblewrap": _bubblewrap,
+    "crun": _oci("crun"),
+    "runc": _oci("runc"),
+    "gvisor": _oci("runsc"),
+    "podman": _oci("podman"),
+    "docker": _oci("docker"),
+    "remote": _remote,
+}
+PREFERRED = ("native", "bubblewrap")
+"""What `auto` tries, in this order."""

@@ -30,6 +30,7 @@ source = "{model}"
 [rollout]
 group_size = 4
 groups_per_step = 3
+[sandbox]
 max_boxes = 2
 [engine]
 num_threads = 1
