@@ -1,11 +1,14 @@
 """`burnish doctor`: what this machine can and cannot do, and the exact fix."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+if TYPE_CHECKING:
+    from burnish.cli.machine import Row
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "absent": "dim"}
 
 
 def doctor(
@@ -31,11 +34,16 @@ def doctor(
     if as_json:
         write_json(rows)
         return int(failed)
-    shown = [row for row in rows if not quiet or row.status is not Status.OK]
+    shown = [row for row in rows if not quiet or row.status in (Status.WARN, Status.FAIL)]
     if shown:
-        cells = [(row.name, Text(row.status, _STYLES[row.status]), row.detail) for row in shown]
+        cells = [(row.name, Text(row.status, _STYLES[row.status]), _detail(row)) for row in shown]
         people().print(table(("", "", ""), cells))
     for row in shown:
-        if row.fix:
+        if row.fix and row.status is not Status.ABSENT:
             people().print(Text(f"fix {row.name}: {row.fix}"))
     return int(failed)
+
+
+def _detail(row: "Row") -> str:
+    """With the way to get it, where that is not worth a line of its own."""
+    return f"{row.detail} ({row.fix})" if row.status == "absent" and row.fix else row.detail

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from burnish.core.checks import Importance
 from burnish.core.records import Record
 
 _EXTRAS = {
@@ -33,6 +34,8 @@ class Status(StrEnum):
     """Works, but slower or with less protection."""
     FAIL = "fail"
     """Something that a run needs is missing."""
+    ABSENT = "absent"
+    """Not here, and nothing needs it unless it is asked for."""
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -171,12 +174,19 @@ def _disk(directory: Path) -> Row:
     )
 
 
+_IF_NOT = {
+    Importance.NEEDED: Status.FAIL,
+    Importance.BETTER: Status.WARN,
+    Importance.OPTIONAL: Status.ABSENT,
+}
+
+
 def _sandbox() -> Iterator[Row]:
     """Really runs a box."""
     from burnish.sandbox.probe import probe
 
     for check in probe().checks:
-        status = Status.OK if check.ok else Status.FAIL
+        status = Status.OK if check.ok else _IF_NOT[check.importance]
         yield Row(name=check.name, status=status, detail=check.detail, fix=check.fix)
 
 

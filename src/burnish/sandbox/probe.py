@@ -1,56 +1,115 @@
 """What `burnish doctor` says about the sandbox: found by really running boxes."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus
-from burnish.core.checks import Check
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, SandboxPool
+from burnish.core.checks import Check, Importance
 from burnish.core.errors import ClassifiedFailure, UserError, one_line
 from burnish.sandbox.bubblewrap.inspection import find_bwrap
-from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python, python_argv
+from burnish.sandbox.native.binary import helper_problem
+from burnish.sandbox.oci.probe import probe_runtimes
+from burnish.sandbox.session.criu import criu_probe
+from burnish.sandbox.start import open_pool
+
+_HELPER_FIX = "sudo apt-get install gcc libc6-dev, then install Burnish again"
 
 
 class Probe(NamedTuple):
     """What a host can do."""
 
     capabilities: Capabilities | None
-    """None if no box runs here."""
+    """Of the backend that `auto` takes; None if no box runs here."""
     checks: tuple[Check, ...]
-    """One per thing that must be there, in the order in which to fix them."""
+    """One per thing that was tried, what is needed first."""
 
 
 def probe() -> Probe:
-    """Try everything once, in about half a second. Never raises for what the host lacks."""
+    """Try everything once, in some seconds. Never raises for what the host lacks."""
+    native, native_check = _try(
+        "native", lambda: open_pool(SandboxConfig(backend="native", max_boxes=1))
+    )
+    bwrap, bwrap_check = _try_bubblewrap()
+    checks: list[Check] = []
+    best = native or bwrap
+    if best is None:
+        checks += [native_check, bwrap_check]
+    else:
+        checks.append(_summary(best.capabilities))
+        checks.append(_python_check(asyncio.run(_run_python(best))))
+        checks.append(native_check if native else _demoted(native_check, Importance.BETTER))
+        checks.append(_helper_check())
+        checks.append(_demoted(bwrap_check, Importance.OPTIONAL))
+    for pool in (native, bwrap):
+        if pool is not None:
+            asyncio.run(pool.close())
+    checks += [_demoted(check, Importance.OPTIONAL) for check in probe_runtimes()]
+    checks.append(_criu_check())
+    return Probe(None if best is None else best.capabilities, tuple(checks))
+
+
+def _try(name: str, start: Callable[[], SandboxPool]) -> tuple[SandboxPool | None, Check]:
+    title = f"sandbox {name}"
     try:
-        path, features = find_bwrap()
+        pool = start()
     except UserError as error:
-        return Probe(None, (Check(name="bubblewrap", ok=False, detail=error.what, fix=error.fix),))
-    checks = [Check(name="bubblewrap", ok=True, detail=f"{path} {features.version}")]
-    try:
-        pool = BubblewrapPool(SandboxConfig(max_boxes=1))
-    except UserError as error:
-        checks.append(Check(name="sandbox", ok=False, detail=error.what, fix=error.fix))
-        return Probe(None, tuple(checks))
+        return None, Check(name=title, ok=False, detail=error.what, fix=error.fix)
     except ClassifiedFailure as error:
-        fix = "run `python -m burnish.sandbox.bubblewrap.keeper` to see why"
-        checks.append(Check(name="sandbox", ok=False, detail=one_line(error), fix=fix))
-        return Probe(None, tuple(checks))
-    capabilities = pool.capabilities
-    detail = f"runs boxes; limits enforced: {', '.join(sorted(capabilities.enforces))}"
-    checks.append(Check(name="sandbox", ok=True, detail=detail))
-    checks.append(Check(name="sandbox limits", ok=True, detail="; ".join(capabilities.notes)))
-    checks.append(_python_check(asyncio.run(_run_python(pool))))
-    return Probe(capabilities, tuple(checks))
+        fix = "burnish --debug doctor shows why"
+        return None, Check(name=title, ok=False, detail=one_line(error), fix=fix)
+    notes = "; ".join(pool.capabilities.notes)
+    return pool, Check(name=title, ok=True, detail=f"runs boxes; {notes}")
 
 
-async def _run_python(pool: BubblewrapPool) -> ExecResult:
+def _try_bubblewrap() -> tuple[SandboxPool | None, Check]:
     try:
-        async with pool.acquire() as box:
-            return await box.exec(python_argv("-c", "import sys; print(sys.version.split()[0])"))
-    finally:
-        await pool.close()
+        find_bwrap()
+    except UserError as error:
+        return None, Check(name="sandbox bubblewrap", ok=False, detail=error.what, fix=error.fix)
+    return _try("bubblewrap", lambda: open_pool(SandboxConfig(backend="bubblewrap", max_boxes=1)))
+
+
+def _summary(capabilities: Capabilities) -> Check:
+    limits = ", ".join(sorted(capabilities.enforces))
+    features = ", ".join(sorted(capabilities.features)) or "none"
+    detail = f"{capabilities.backend}; limits enforced: {limits}; features: {features}"
+    return Check(name="sandbox", ok=True, detail=detail)
+
+
+def _demoted(check: Check, importance: Importance) -> Check:
+    return Check(
+        name=check.name, ok=check.ok, detail=check.detail, fix=check.fix, importance=importance
+    )
+
+
+def _helper_check() -> Check:
+    problem = helper_problem()
+    return Check(
+        name="sandbox helper",
+        ok=problem is None,
+        detail="compiled" if problem is None else f"in Python, boxes start slower: {problem}",
+        fix="" if problem is None else _HELPER_FIX,
+        importance=Importance.BETTER,
+    )
+
+
+def _criu_check() -> Check:
+    found = criu_probe()
+    return Check(
+        name="criu",
+        ok=found.usable,
+        detail=found.detail,
+        fix="" if found.usable else found.fix,
+        importance=Importance.OPTIONAL,
+    )
+
+
+async def _run_python(pool: SandboxPool) -> ExecResult:
+    async with pool.acquire() as box:
+        return await box.exec(python_argv("-c", "import sys; print(sys.version.split()[0])"))
 
 
 def _python_check(result: ExecResult) -> Check:
