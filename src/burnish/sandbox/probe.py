@@ -1,8 +1,7 @@
 """What `burnish doctor` says about the sandbox: found by really running boxes."""
 
 import asyncio
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, SandboxPool
 from burnish.core.checks import Check, Importance
@@ -29,9 +28,7 @@ class Probe(NamedTuple):
 
 def probe() -> Probe:
     """Try everything once, in some seconds. Never raises for what the host lacks."""
-    native, native_check = _try(
-        "native", lambda: open_pool(SandboxConfig(backend="native", max_boxes=1))
-    )
+    native, native_check = _try("native")
     bwrap, bwrap_check = _try_bubblewrap()
     checks: list[Check] = []
     best = native or bwrap
@@ -51,10 +48,10 @@ def probe() -> Probe:
     return Probe(None if best is None else best.capabilities, tuple(checks))
 
 
-def _try(name: str, start: Callable[[], SandboxPool]) -> tuple[SandboxPool | None, Check]:
+def _try(name: Literal["native", "bubblewrap"]) -> tuple[SandboxPool | None, Check]:
     title = f"sandbox {name}"
     try:
-        pool = start()
+        pool = open_pool(SandboxConfig(backend=name, max_boxes=1))
     except UserError as error:
         return None, Check(name=title, ok=False, detail=error.what, fix=error.fix)
     except ClassifiedFailure as error:
@@ -69,7 +66,7 @@ def _try_bubblewrap() -> tuple[SandboxPool | None, Check]:
         find_bwrap()
     except UserError as error:
         return None, Check(name="sandbox bubblewrap", ok=False, detail=error.what, fix=error.fix)
-    return _try("bubblewrap", lambda: open_pool(SandboxConfig(backend="bubblewrap", max_boxes=1)))
+    return _try("bubblewrap")
 
 
 def _summary(capabilities: Capabilities) -> Check:
