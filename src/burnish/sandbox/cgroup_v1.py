@@ -90,9 +90,20 @@ class GroupV1:
                 self._files.try_write(f"{self._memory}swappiness", "0")
                 self._applied[f"{self._memory}swappiness"] = "0"
             self._set(memory, str(limits.memory_bytes))
+        self._bound_sockets(limits)
         peak = self._files.descriptor(f"{self._memory}max_usage_in_bytes", os.O_RDWR)
         with contextlib.suppress(OSError):
             os.pwrite(peak, b"0", 0)
+
+    def _bound_sockets(self, limits: Limits) -> None:
+        """What TCP holds, which version 1 counts apart: 470 MiB by one process otherwise.
+
+        Some kernels have no such file. Senders wait at this limit: nothing is killed.
+        """
+        path, value = f"{self._memory}kmem.tcp.limit_in_bytes", str(limits.memory_bytes)
+        if self._applied.get(path) != value:
+            self._files.try_write(path, value)
+            self._applied[path] = value
 
     def _set(self, path: str, value: str) -> None:
         if self._applied.get(path) != value:

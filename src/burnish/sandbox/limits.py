@@ -26,6 +26,8 @@ _FLOORS = {
 """Below these even the launcher could not run, which would look like a broken box."""
 
 _LOCKED_KIB = 64
+# What the kernel counts for the user who made a box's user namespace, too: us, on the host.
+_QUEUED_SIGNALS = 256
 # POSIX counts file sizes in these.
 _BLOCK_BYTES = 512
 # A backstop for what happens between two samples (see `proctree`). It must be wide: a program that
@@ -98,7 +100,6 @@ def rlimits(
     locked = _LOCKED_KIB * 2**10
     # The soft limit sends SIGXCPU, which says why; the hard one kills who ignores it.
     wanted = [
-        (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_FSIZE, limits.disk_bytes, limits.disk_bytes),
         (resource.RLIMIT_NOFILE, limits.num_files, limits.num_files),
         (resource.RLIMIT_MEMLOCK, locked, locked),
@@ -110,6 +111,17 @@ def rlimits(
     if num_processes is not None:
         wanted.append((resource.RLIMIT_NPROC, num_processes, num_processes))
     return tuple(_within_ours(*entry) for entry in wanted)
+
+
+def bound_for_boxes() -> None:
+    """Limits of this process that boxes inherit and nobody asks for. See `native/helper/main.c`.
+
+    With a core limit of 1 the kernel writes no core file and does not start what
+    `kernel.core_pattern` names, which it does with any other, 0 too.
+    """
+    for which, most in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)):
+        _, soft, hard = _within_ours(which, most, most)
+        resource.setrlimit(which, (soft, hard))
 
 
 def _within_ours(which: int, soft: int, hard: int) -> tuple[int, int, int]:
@@ -129,7 +141,6 @@ def ulimits(limits: Limits, *, num_processes: int | None, memory_is_sampled: boo
     """
     cpu_s = max(1, math.ceil(limits.cpu_s))
     wanted = {
-        "c": 0,
         "f": max(1, limits.disk_bytes // _BLOCK_BYTES),
         "n": limits.num_files,
         "l": _LOCKED_KIB,

@@ -13,21 +13,35 @@ import struct
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
-from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECIAL, Architecture
+from burnish.sandbox.syscalls import (
+    ARCHITECTURES,
+    DENIED,
+    FIRST_UNKNOWN,
+    ON_OTHERS,
+    SPECIAL,
+    Architecture,
+)
 
 _LD_ABS, _JEQ_K, _JGE_K, _JSET_K, _RET_K = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 # Offsets in struct seccomp_data on little-endian machines (both supported ones are). Only the low
 # half of an argument is compared: the kernel itself truncates these ones to 32 bits.
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
+_NR, _ARCH, _ARG0, _ARG1, _ARG2, _ARG2_HIGH = 0, 4, 16, 24, 32, 36
 
 # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}.
 _CLONE_NEW = (
     0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 )
 # TIOCSTI and TIOCLINUX push input into a terminal that the box may share with a person.
-_IOCTL_DENIED = (0x5412, 0x541C)
+_IOCTL_DENIED = ((_ARG1, 0x5412), (_ARG1, 0x541C))
+# F_NOTIFY watches directories of the host.
+_FCNTL_DENIED = ((_ARG1, 1026),)
+# A crash with any other limit than 1 starts the program that `kernel.core_pattern` may name, as
+# root on the host. Helper and keeper set it; nobody may change it.
+_CORE = 4
+# "which" of these two is a user; "who" is a process or a group.
+_BY_USER = {"setpriority": 2, "ioprio_set": 3}
 # AF_UNIX, AF_INET, AF_INET6. Packet, netlink, vsock, alg and the rest are refused.
 _FAMILIES = (1, 2, 10)
 _PERSONALITIES = (0, 0xFFFFFFFF)
@@ -61,16 +75,27 @@ def _only(offset: int, allowed: tuple[int, ...], refusal: int) -> list[_Instruct
     return [_statement(_LD_ABS, offset), *tests, _error(refusal), _statement(_RET_K, _ALLOW)]
 
 
-def _none_of(offset: int, denied: tuple[int, ...]) -> list[_Instruction]:
-    """Fail with EPERM if the argument is one of `denied`, else allow."""
-    tests = [
-        _Instruction(_JEQ_K, len(denied) - index, 0, value) for index, value in enumerate(denied)
-    ]
+def _none_of(denied: tuple[tuple[int, int], ...]) -> list[_Instruction]:
+    """Fail with EPERM if an argument has a value of one of the pairs, else allow."""
+    program = []
+    for left, (offset, value) in zip(range(len(denied) - 1, -1, -1), denied, strict=True):
+        program += [_statement(_LD_ABS, offset), _Instruction(_JEQ_K, 2 * left + 1, 0, value)]
+    return [*program, _statement(_RET_K, _ALLOW), _error(errno.EPERM)]
+
+
+def _prlimit() -> list[_Instruction]:
+    """Never of process 1; the limit on core files may be read only (no new value: NULL)."""
     return [
-        _statement(_LD_ABS, offset),
-        *tests,
-        _statement(_RET_K, _ALLOW),
+        _statement(_LD_ABS, _ARG0),
+        _Instruction(_JEQ_K, 6, 0, 1),
+        _statement(_LD_ABS, _ARG1),
+        _Instruction(_JEQ_K, 0, 5, _CORE),
+        _statement(_LD_ABS, _ARG2),
+        _Instruction(_JEQ_K, 0, 2, 0),
+        _statement(_LD_ABS, _ARG2_HIGH),
+        _Instruction(_JEQ_K, 1, 0, 0),
         _error(errno.EPERM),
+        _statement(_RET_K, _ALLOW),
     ]
 
 
@@ -123,7 +148,16 @@ def build_filter(machine: str | None = None) -> bytes:
     special = {name: numbers[arch.column] for name, numbers in SPECIAL.items()}
     program += _for_call(special["clone"], _no_bits(_ARG0, _CLONE_NEW))
     program += _for_call(special["clone3"], [_error(errno.ENOSYS)])
-    program += _for_call(special["ioctl"], _none_of(_ARG1, _IOCTL_DENIED))
+    program += _for_call(special["ioctl"], _none_of(_IOCTL_DENIED))
+    program += _for_call(special["fcntl"], _none_of(_FCNTL_DENIED))
+    program += _for_call(special["setrlimit"], _none_of(((_ARG0, _CORE),)))
+    program += _for_call(special["prlimit64"], _prlimit())
+    for name in ("sync", "syncfs"):
+        program += _for_call(special[name], [_error(0)])
+    for name, numbers in ON_OTHERS.items():
+        of_one = name not in _BY_USER
+        denied = ((_ARG0, 1),) if of_one else ((_ARG0, _BY_USER[name]), (_ARG1, 1))
+        program += _for_call(numbers[arch.column], _none_of(denied))
     for name in ("socket", "socketpair"):
         program += _for_call(special[name], _only(_ARG0, _FAMILIES, errno.EAFNOSUPPORT))
     program += _for_call(special["personality"], _only(_ARG0, _PERSONALITIES, errno.EPERM))

@@ -108,11 +108,24 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     # file watching beyond the box
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
+    # watching the host's own files, by instances that are counted for our user on the host
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "inotify_add_watch": (254, 27),
+    "inotify_rm_watch": (255, 28),
+    # one budget for the whole machine, which one box could take (`fs.aio-max-nr`)
+    "io_setup": (206, 0),
+    "io_destroy": (207, 1),
+    "io_getevents": (208, 4),
+    "io_pgetevents": (333, 292),
+    "io_submit": (209, 2),
+    "io_cancel": (210, 3),
     # memory that belongs to no process and no mount, so nothing but a memory cgroup can count it
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
     "msgget": (68, 186),
+    "mq_open": (240, 180),
     # never implemented or removed
     "afs_syscall": (183, None),
     "tuxcall": (184, None),
@@ -130,4 +143,21 @@ SPECIAL: dict[str, tuple[int, int]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "personality": (135, 92),
+    "fcntl": (72, 25),
+    "setrlimit": (160, 164),
+    "prlimit64": (302, 261),
+    # answered without being made: they would write out the disks of the host, a box has none
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+}
+
+# Of several processes, by number or by user. Process 1 of a native box must stay as it is: where
+# the host has one user id for us, it has that of the jobs, and they could slow it down or end it.
+ON_OTHERS: dict[str, tuple[int, int]] = {
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
 }

@@ -92,17 +92,20 @@ def test_only_one_abi_is_named() -> None:
 def holds(argument: Argument, value: int) -> bool:
     if argument.op == "SCMP_CMP_EQ":
         return value == argument.value
+    if argument.op == "SCMP_CMP_NE":
+        return value != argument.value
     if argument.op == "SCMP_CMP_GE":
         return value >= argument.value
     assert argument.op == "SCMP_CMP_MASKED_EQ"
     return value & argument.value == argument.value_two
 
 
-def verdicts(name: str, value: int) -> set[str]:
-    """Of all rules that fit, as libseccomp may take any of them."""
+def verdicts(name: str, value: int, *others: int) -> set[str]:
+    """Of all rules that fit, as libseccomp may take any of them. `others` follow on argument 0."""
     found = set()
     for rule in oci_filter("x86_64").syscalls:
-        if name in rule.names and all(holds(argument, value) for argument in rule.args):
+        values = [(value, *others)[a.index] if others else value for a in rule.args]
+        if name in rule.names and all(map(holds, rule.args, values)):
             found.add("allow" if rule.action == "SCMP_ACT_ALLOW" else "deny")
     return found
 
@@ -117,6 +120,20 @@ def test_every_ioctl_but_two_is_allowed(request: int) -> None:
 @pytest.mark.parametrize("high", [0, 1, 0xFFFFFFFF])
 def test_high_bits_that_the_kernel_ignores_open_nothing(request_number: int, high: int) -> None:
     assert verdicts("ioctl", request_number | high << 32) == {"deny"}
+
+
+@given(which=st.integers(0, 10), high=st.integers(0, 1), new=st.sampled_from([0, 1, 1 << 32]))
+def test_the_limit_on_core_files_is_read_only(which: int, high: int, new: int) -> None:
+    argument = high << 32 | which
+    wanted = {"deny"} if which == 4 and new else {"allow"}
+    assert verdicts("prlimit64", 0, argument, new) == wanted
+    assert verdicts("setrlimit", argument) == ({"deny"} if which == 4 else {"allow"})
+
+
+@given(command=st.integers(0, 2**64 - 1))
+def test_every_fcntl_but_the_watch_of_a_folder_is_allowed(command: int) -> None:
+    assert verdicts("fcntl", command) == ({"deny"} if command & 0xFFFFFFFF == 1026 else {"allow"})
+    assert verdicts("fcntl", 1026 | command >> 32 << 32) == {"deny"}
 
 
 @given(flags=st.integers(0, 2**64 - 1))

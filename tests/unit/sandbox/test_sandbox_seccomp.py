@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.sandbox.seccomp import build_filter
-from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECIAL
+from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, ON_OTHERS, SPECIAL
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 MACHINES = sorted(ARCHITECTURES)
@@ -57,7 +57,7 @@ def test_calls_outside_the_tables_pass_and_unknown_ones_do_not_exist(
     machine: str, number: int, arguments: list[int]
 ) -> None:
     arch = ARCHITECTURES[machine]
-    named = {pair[arch.column] for pair in (*DENIED.values(), *SPECIAL.values())}
+    named = {pair[arch.column] for table in (DENIED, SPECIAL, ON_OTHERS) for pair in table.values()}
     got = evaluate(machine, number, *arguments)
     if arch.x32_bit is not None and number >= arch.x32_bit:
         assert got == KILL
@@ -100,6 +100,52 @@ def test_terminal_input_is_refused(machine: str, request_number: int, passes: in
     wanted = ALLOW if passes else error(errno.EPERM)
     assert evaluate(machine, number, 0, request_number) == wanted
     assert evaluate(machine, number, 0, 7 << 32 | request_number) == wanted
+
+
+POINTERS = [1, 1 << 32, 2**64 - 1]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@given(
+    high=st.integers(0, 2**32 - 1), which=st.integers(0, 20), new=st.sampled_from([0, *POINTERS])
+)
+def test_the_limit_on_core_files_is_read_only(
+    machine: str, high: int, which: int, new: int
+) -> None:
+    column = ARCHITECTURES[machine].column
+    argument = high << 32 | which
+    refused = error(errno.EPERM)
+    got = evaluate(machine, SPECIAL["prlimit64"][column], 0, argument, new)
+    assert got == (refused if which == 4 and new else ALLOW)
+    got = evaluate(machine, SPECIAL["setrlimit"][column], argument, new)
+    assert got == (refused if which == 4 else ALLOW)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@given(high=st.integers(0, 2**32 - 1), other=st.integers(0, 2**32 - 1))
+def test_nothing_is_changed_for_process_1(machine: str, high: int, other: int) -> None:
+    column = ARCHITECTURES[machine].column
+    first, refused = high << 32 | 1, error(errno.EPERM)
+    assert evaluate(machine, SPECIAL["prlimit64"][column], first, other, other) == refused
+    for name, numbers in ON_OTHERS.items():
+        by_kind = name in ("setpriority", "ioprio_set")
+        user = {"setpriority": 2, "ioprio_set": 3}.get(name)
+        arguments = (0, first) if by_kind else (first, other)
+        assert evaluate(machine, numbers[column], *arguments) == refused
+        if by_kind:
+            assert evaluate(machine, numbers[column], user, other) == refused
+        elif other != 1:
+            assert evaluate(machine, numbers[column], other, 1) == ALLOW
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_disks_are_not_written_out_and_folders_not_watched(machine: str) -> None:
+    column = ARCHITECTURES[machine].column
+    for name in ("sync", "syncfs"):
+        assert evaluate(machine, SPECIAL[name][column], 3) == error(0)
+    assert evaluate(machine, SPECIAL["fcntl"][column], 3, 1026) == error(errno.EPERM)
+    assert evaluate(machine, SPECIAL["fcntl"][column], 3, 1 << 32 | 1026) == error(errno.EPERM)
+    assert evaluate(machine, SPECIAL["fcntl"][column], 3, 1) == ALLOW
 
 
 def test_an_unknown_machine_is_refused_by_name() -> None:

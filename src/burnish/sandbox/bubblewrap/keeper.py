@@ -12,6 +12,7 @@ from burnish.sandbox.keeper.keeper import Keeper, send_hello
 from burnish.sandbox.keeper.namespace import box_identity
 from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import Hello
+from burnish.sandbox.limits import bound_for_boxes
 
 
 class BubblewrapMaker:
@@ -35,6 +36,7 @@ class BubblewrapMaker:
 def main(arguments: list[str]) -> None:
     """Entry of the keeper process: `keeper SOCKET_FD MAX_BOXES CONTROL_GROUPS`."""
     os.umask(0o022)
+    bound_for_boxes()
     os.chdir("/")
     connection = socket.socket(fileno=above_shell(int(arguments[0])))
     asyncio.run(_main(connection, int(arguments[1]), use_control_groups=arguments[2] == "1"))

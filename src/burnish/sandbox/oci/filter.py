@@ -19,6 +19,7 @@ _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 _FAMILIES = (1, 2, 10)
 _FIRST_EXOTIC_FAMILY = 11
+_F_NOTIFY, _CORE = 1026, 4
 # TIOCSTI and TIOCLINUX differ from each other in the low four bits only.
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
 _LOW_BITS = 4
@@ -46,6 +47,10 @@ def oci_filter(machine: str | None = None) -> Seccomp:
         *_clone(),
         *_sockets(),
         *_ioctl(),
+        *_but_one("fcntl", 1, _F_NOTIFY),
+        *_but_one("setrlimit", 0, _CORE),
+        *_prlimit(),
+        CallRule(names=("sync", "syncfs"), action=_ERRNO, errno_ret=0),
     ]
     rules += [
         _when("personality", _ALLOW, Argument(index=0, value=value, op="SCMP_CMP_EQ"))
@@ -86,6 +91,31 @@ def _sockets() -> list[CallRule]:
         refused.append(Argument(index=0, value=_FIRST_EXOTIC_FAMILY, op="SCMP_CMP_GE"))
         rules += [_when(name, _ERRNO, argument, errno.EAFNOSUPPORT) for argument in refused]
     return rules
+
+
+def _differs(name: str, index: int, value: int) -> list[CallRule]:
+    """Allowed is what differs from `value` in one of the 32 bits that the kernel reads."""
+    return [_when(name, _ALLOW, _masked(index, 1 << bit, ~value & (1 << bit))) for bit in range(32)]
+
+
+def _but_one(name: str, index: int, value: int) -> list[CallRule]:
+    refused = _when(name, _ERRNO, _masked(index, 0xFFFFFFFF, value), errno.EPERM)
+    return [*_differs(name, index, value), refused]
+
+
+def _prlimit() -> list[CallRule]:
+    """The limit on core files may be read only: the new value is NULL."""
+    core = _masked(1, 0xFFFFFFFF, _CORE)
+    arguments = (core, Argument(index=2, value=0, op="SCMP_CMP_NE"))
+    return [
+        *_differs("prlimit64", 1, _CORE),
+        CallRule(
+            names=("prlimit64",),
+            action=_ALLOW,
+            args=(core, Argument(index=2, value=0, op="SCMP_CMP_EQ")),
+        ),
+        CallRule(names=("prlimit64",), action=_ERRNO, errno_ret=errno.EPERM, args=arguments),
+    ]
 
 
 def _ioctl() -> list[CallRule]:

@@ -11,6 +11,7 @@ from burnish.sandbox.keeper.keeper import Keeper, send_hello
 from burnish.sandbox.keeper.namespace import fork_into_pid_namespace
 from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import Hello
+from burnish.sandbox.limits import bound_for_boxes
 from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.host import Ground, box_users, close_host, enter_host, inspect_host
 
@@ -39,6 +40,7 @@ def main(arguments: list[str]) -> None:
     proper is process 1 of a namespace, and what its owner started only waits for it.
     """
     os.umask(0o022)
+    bound_for_boxes()
     os.chdir("/")
     connection = socket.socket(fileno=above_shell(int(arguments[0])))
     owner_fd = os.pidfd_open(os.getppid())

@@ -126,6 +126,9 @@ def _prepare(job: Job, fds: Sequence[int], privileges: Privileges) -> None:
         os.setgroups([])
         os.setresgid(job.gid, job.gid, job.gid)
         os.setresuid(job.uid, job.uid, job.uid)
+        # Where fs.suid_dumpable is 1 this has opened our memory to the processes of that user, as
+        # soon as we have no more capabilities than they.
+        kernel.set_dumpable(False)
     special = privileges.bounded_late
     kernel.set_secure_bits(fixed=False, root_is_special=special)
     kernel.set_capabilities(privileges.capabilities)

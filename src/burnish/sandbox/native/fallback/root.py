@@ -59,7 +59,7 @@ def build_root(
     _attach(proc, "/proc")
     _attach(parts.devices, "/dev")
     _attach(parts.shm, "/dev/shm")
-    options = "newinstance,ptmxmode=0666,mode=0600"
+    options = "newinstance,ptmxmode=0666,mode=0600,max=64"
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.NO_SETUID | kernel.NO_EXEC, options)
     _mask_proc(parts.empties)
     if nested is not None:

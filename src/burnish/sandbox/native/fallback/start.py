@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import socket
 import sys
 
@@ -22,6 +23,7 @@ def main(arguments: list[str]) -> int:
     """Exit status."""
     if arguments == ["--serve"]:
         return serve_template()
+    _lower_limits()
     wish = None
     if len(arguments) >= 5 and arguments[0] == "--template" and arguments[2] in _SITE:
         _, interpreter, site, paths, *modules, number = arguments
@@ -35,6 +37,14 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(_USAGE + "\n")
         return 2
     return serve(Channel(socket.socket(fileno=int(number))), wish)
+
+
+def _lower_limits() -> None:
+    """For the boxes, as the C helper does (`prepare` in main.c)."""
+    for which, most in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_SIGPENDING, 256)):
+        _, hard = resource.getrlimit(which)
+        least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(which, (least, least))
 
 
 def serve(channel: Channel, wish: Wish | None) -> int:

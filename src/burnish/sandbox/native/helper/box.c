@@ -17,6 +17,21 @@
 
 #include "helper.h"
 
+/* With a core limit of 1 the kernel neither writes a file nor starts, as root of the host, what
+ * core_pattern may name: with any other it does, 0 too. Queued signals are counted for us as well:
+ * one box could leave none to the host. */
+void lower_limits(void) {
+    static const struct { int which; rlim_t most; } lower[] = {
+        {RLIMIT_CORE, 1}, {RLIMIT_SIGPENDING, 256}};
+    for (int i = 0; i < 2; i++) {
+        struct rlimit limit;
+        if (getrlimit(lower[i].which, &limit) < 0) continue;
+        if (limit.rlim_max > lower[i].most) limit.rlim_max = lower[i].most;
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(lower[i].which, &limit);
+    }
+}
+
 /* What shows the host, its switches or other users' keys. Each costs a hundredth of a box. */
 static const char *const covers[][2] = {
     {"/d/null", "proc/keys"}, {"/d/null", "proc/kallsyms"}, {"/d/null", "proc/interrupts"},
@@ -50,7 +65,7 @@ static int mount_all(const struct image *image, const struct creation *creation)
         TRY(cover(covers[i][0], covers[i][1]), "masking /proc");
     TRY(cover("/d", "dev"), "mounting /dev");
     TRY(mount("devpts", "dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
-              "newinstance,ptmxmode=0666,mode=0600"), "mounting /dev/pts");
+              "newinstance,ptmxmode=0666,mode=0600,max=64" /* few, of a number for all */), "mounting /dev/pts");
     unsigned long long shm_bytes = creation->shm_bytes;
     snprintf(options, sizeof options, "mode=1777,size=%llu", shm_bytes);
     if (shm_bytes == 0) TRY(cover("/l/0/s", "dev/shm"), "mounting /dev/shm");

@@ -77,6 +77,7 @@ int write_ids(const struct image *image, pid_t pid);
 int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes);
 int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes);
 
+void lower_limits(void); /* of this process, for the boxes: those that nobody asks for */
 struct creation {
     uint32_t box, num_layers;
     uint64_t shm_bytes;

@@ -45,6 +45,9 @@ static int become_job(const struct job *job) {
         syscall(SYS_setresgid, job->gid, job->gid, job->gid) < 0 ||
         syscall(SYS_setresuid, job->uid, job->uid, job->uid) < 0)
         return -1;
+    /* We share the init's memory, and where fs.suid_dumpable is 1 the change of user has opened it
+     * to the processes of this user, as soon as we have no more capabilities than they. */
+    if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0) return -1;
     return set_capabilities(job->packages ? PACKAGE_CAPABILITIES : 0);
 }
 

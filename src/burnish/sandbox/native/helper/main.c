@@ -357,8 +357,9 @@ static void prepare(void) {
     close(null);
     setsid();
     umask(022);
-    if (getrlimit(RLIMIT_NOFILE, &files) == 0) files.rlim_cur = files.rlim_max;
-    setrlimit(RLIMIT_NOFILE, &files);
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0)
+        files.rlim_cur = files.rlim_max, setrlimit(RLIMIT_NOFILE, &files);
+    lower_limits();
 }
 
 int main(int count, char **arguments) {
@@ -375,7 +376,7 @@ int main(int count, char **arguments) {
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);
     int children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (children < 0) die("waiting for children", strerror(errno));
+    if (children < 0) die("waiting", strerror(errno));
     own_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     for (bool can_prepare = true;;) {
         struct pollfd wait[2 + MAX_CREATING] = {{children, POLLIN, 0}};
