@@ -53,20 +53,17 @@ def serve(
         tls_key=tls_key,
         lease_s=lease,
     )
-    asyncio.run(_serve(config, _pool_config(backend, max_boxes), audit, as_json=as_json))
+    asyncio.run(_serve(config, _pool_config(backend, max_boxes, audit), as_json=as_json))
 
 
-async def _serve(
-    config: "ServeConfig", boxes: "SandboxConfig", audit: Path | None, *, as_json: bool
-) -> None:
+async def _serve(config: "ServeConfig", boxes: "SandboxConfig", *, as_json: bool) -> None:
     import os
 
     from burnish.cli.console import write_json
-    from burnish.sandbox.audit.pool import AuditedPool
     from burnish.sandbox.remote.serving import serve
     from burnish.sandbox.start import open_pool
 
-    pool = open_pool(boxes) if audit is None else AuditedPool(open_pool(boxes), audit)
+    pool = open_pool(boxes)
     backend = pool.capabilities.backend
 
     def ready(url: str) -> None:
@@ -81,13 +78,15 @@ async def _serve(
     await serve(pool, config, max_boxes=boxes.max_boxes, ready=ready)
 
 
-def _pool_config(backend: str, max_boxes: int) -> "SandboxConfig":
+def _pool_config(backend: str, max_boxes: int, audit: Path | None) -> "SandboxConfig":
     from pydantic import ValidationError
 
     from burnish.sandbox.config import SandboxConfig
 
     try:
-        return SandboxConfig.model_validate({"backend": backend, "max_boxes": max_boxes})
+        return SandboxConfig.model_validate(
+            {"backend": backend, "max_boxes": max_boxes, "audit": audit}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         flag = f"--{first['loc'][0]}".replace("_", "-")

@@ -28,6 +28,8 @@ class SandboxConfig(Config):
     """Native boxes that may be kept ready beyond `max_boxes`; about 1 MiB each."""
     lease_s: float | None = Field(default=None, gt=0)
     """Native boxes end so long after they were handed out, used or not. Absent: never."""
+    audit: Path | None = None
+    """Directory for a hash-chained log of every box: `burnish sandbox audit verify` checks it."""
     images: Path | None = None
     """Where root file systems are kept; absent: `burnish/images` below `$XDG_DATA_HOME`."""
     private_hosts: tuple[str, ...] = ()

@@ -12,8 +12,8 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.config import SandboxConfig
 
 if TYPE_CHECKING:
+    from burnish.sandbox.audit import AuditLogs
     from burnish.sandbox.images.manifest import Image
-    from burnish.sandbox.network.events import EventSink
     from burnish.sandbox.network.provider import AllowListNetwork
 
 
@@ -21,13 +21,14 @@ class Wanted(NamedTuple):
     """What a backend is started with."""
 
     config: SandboxConfig
-    sink: "EventSink | None"
+    logs: "AuditLogs | None"
 
     def network(self) -> "AllowListNetwork":
         """The proxy of the boxes; its thread starts with the first box that has an allow-list."""
         from burnish.sandbox.network.provider import AllowListNetwork
 
-        return AllowListNetwork(self.sink or _discard, private=self.config.private_hosts)
+        sink = _discard if self.logs is None else self.logs.network
+        return AllowListNetwork(sink, private=self.config.private_hosts)
 
     def resolve(self, name: str) -> "Image":
         """Find an image."""
@@ -36,22 +37,25 @@ class Wanted(NamedTuple):
         return ImagesConfig(directory=self.config.images).open().resolve(name)
 
 
-def open_pool(
-    config: SandboxConfig | None = None, *, sink: "EventSink | None" = None
-) -> SandboxPool:
+def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
     """Start the backend that the configuration names; with `auto`, the best that works here.
-
-    Args:
-        config: which backend, how many boxes.
-        sink: gets every decision about the network of a box, as `AuditLogs.network`.
 
     Raises:
         UserError: it cannot run here; says what is missing, for each one that was tried.
     """
     config = config or SandboxConfig()
-    wanted = Wanted(config, sink)
-    if config.backend != "auto":
-        return _BACKENDS[config.backend](wanted)
+    if config.audit is None:
+        return _start(Wanted(config, None))
+    from burnish.sandbox.audit import AuditedPool, AuditLogs
+
+    unlogged = Wanted(config, None)
+    logs = AuditLogs(config.audit, image_digest=lambda name: unlogged.resolve(name).digest)
+    return AuditedPool(_start(Wanted(config, logs)), logs)
+
+
+def _start(wanted: Wanted) -> SandboxPool:
+    if wanted.config.backend != "auto":
+        return _BACKENDS[wanted.config.backend](wanted)
     problems: list[UserError | ClassifiedFailure] = []
     for name in PREFERRED:
         try:

@@ -157,7 +157,6 @@ def main(socket_path: str, ready_fd: str) -> None:
 
 async def _serve(path: Path, tell: Callable[[_Started], None]) -> None:
     # Not at the top: verbs that only ask for the address start twice as fast without these.
-    from burnish.sandbox.audit.pool import AuditedPool
     from burnish.sandbox.config import SandboxConfig
     from burnish.sandbox.remote.config import ServeConfig
     from burnish.sandbox.remote.serving import serve
@@ -167,7 +166,7 @@ async def _serve(path: Path, tell: Callable[[_Started], None]) -> None:
         _LOG.info("process %d listens at %s", os.getpid(), url)
         tell(_Started())
 
-    pool = AuditedPool(open_pool(SandboxConfig(max_boxes=_MAX_BOXES)), audit_folder())
+    pool = open_pool(SandboxConfig(max_boxes=_MAX_BOXES, audit=audit_folder()))
     config = ServeConfig(socket=path, allow_detached=True, idle_exit_s=_IDLE_EXIT_S)
     await serve(
         pool,
