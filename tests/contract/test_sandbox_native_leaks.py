@@ -25,15 +25,20 @@ import asyncio, sys
 from burnish.core.boxes import Limits
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.native.pool import NativePool
+from burnish.sandbox.proctree import read_processes, tree_usage
 
 async def main():
     pool = NativePool(SandboxConfig(helper=sys.argv[1]))
     async with pool.acquire() as box:
         await box.write_file("f", b"x")
         await box.snapshot()
-        print(*pool.helper_pids, flush=True)
         command = ("sh", "-c", "sleep 1000 & echo; sleep 1000")
-        await box.exec(command, limits=Limits(wall_s=1000))
+        running = asyncio.create_task(box.exec(command, limits=Limits(wall_s=1000)))
+        # Process 1, a shell and two that sleep.
+        while tree_usage(read_processes(), pool.helper_pids[0]).num_tasks < 4:
+            await asyncio.sleep(0.01)
+        print(*pool.helper_pids, flush=True)
+        await running
 
 asyncio.run(main())
 """
@@ -262,14 +267,16 @@ def test_a_killed_owner_takes_everything_with_it_and_the_next_start_sweeps(helpe
     command = [sys.executable, "-c", OWNER, helper]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
-        line = owner.stdout.readline()
-        if not line:
-            pytest.skip("native boxes do not run here: see burnish doctor")
-        helper_pid = int(line.split()[0])
-        boxed = descendants(helper_pid)
-        keeper = next(p for p in read_processes() if p.pid == helper_pid)
-        assert len(boxed) >= 2
-        owner.kill()
+        try:
+            line = owner.stdout.readline()
+            if not line:
+                pytest.skip("native boxes do not run here: see burnish doctor")
+            helper_pid = int(line.split()[0])
+            boxed = descendants(helper_pid)
+            keeper = next(p for p in read_processes() if p.pid == helper_pid)
+            assert len(boxed) >= 4
+        finally:
+            owner.kill()
     wait_until_dead([keeper, *boxed])
     asyncio.run(NativePool(SandboxConfig(helper=helper)).close())
     assert control_groups(owner.pid) == []

@@ -24,6 +24,7 @@ from burnish.sandbox.cancellation import resolve
 from burnish.sandbox.host_view import namespace_fix
 from burnish.sandbox.memory_files import anonymous, sealed
 from burnish.sandbox.native import wire
+from burnish.sandbox.native.binary import detached_copy
 from burnish.sandbox.native.protocol import VERSION, Ability, Op
 from burnish.sandbox.native.wire import BadReply, Hello, Reply
 
@@ -63,6 +64,28 @@ def machine_problem(number: int, stage: str) -> UserError:
     )
 
 
+@contextlib.contextmanager
+def _program(command: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What to run, and the descriptors that takes. See `detached_copy`; root owns more than boxes.
+
+    The interpreter of the helper in Python cannot be copied: `launch.helper_command` chooses it.
+    """
+    if len(command) > 1 or os.geteuid() == 0:
+        yield command[0], ()
+        return
+    try:
+        copy = detached_copy(command[0])
+    except OSError as error:
+        raise UserError(
+            f"the native sandbox cannot run its helper from memory: {error}.",
+            fix="sudo sysctl -w vm.memfd_noexec=0",
+        ) from error
+    try:
+        yield f"/proc/self/fd/{copy}", (copy,)
+    finally:
+        os.close(copy)
+
+
 class Helper:
     """One helper process."""
 
@@ -98,10 +121,11 @@ class Helper:
         """Box -> wait status of its init, until it is destroyed."""
         self._stderr = anonymous()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, _program(command) as (program, passed):
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                executable=program,
+                pass_fds=(theirs.fileno(), *passed),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
@@ -273,10 +297,13 @@ class Helper:
                 _close_all(fds)
             else:
                 on_answer(Answer(reply, fds))
+                if not self._pending:
+                    return
 
     def still_runs(self) -> bool:
         """Look whether it has ended: its end of the socket may stay open in the hand of a child."""
-        self.poll()
+        if self._pending:
+            self.poll()
         if not self._dead and self._process.poll() is not None:
             self._end()
         return not self._dead
