@@ -87,6 +87,11 @@ class Player:
 
     def ask(self, tools: Sequence[ToolSpec], oracle: Message | None) -> Message | None:
         """One turn; None when the player leaves."""
+        # From before the player is told to answer: an interrupt between the two would be lost.
+        with _interrupts_at_once():
+            return self._ask(tools, oracle)
+
+    def _ask(self, tools: Sequence[ToolSpec], oracle: Message | None) -> Message | None:
         self._console.print(Text(f"\n{_HINT_TOOLS if tools else _HINT}", style="dim"))
         while True:
             text = self._read()
@@ -130,8 +135,7 @@ class Player:
         """Lines up to a dot, a command or the end; None if there is nothing left to read."""
         lines: list[str] = []
         while True:
-            with _interrupts_at_once():
-                line = self._source.readline()
+            line = self._source.readline()
             if not line:
                 return "\n".join(lines) if lines else None
             line = line.rstrip("\r\n")
