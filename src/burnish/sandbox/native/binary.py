@@ -3,6 +3,8 @@
 The build hook of the package runs this file on its own, so it imports nothing of ours.
 """
 
+import errno
+import fcntl
 import hashlib
 import os
 import shlex
@@ -22,6 +24,7 @@ _HARDENED = ("-O2", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2")
 # A static binary maps a quarter of the memory areas, which every box's fork has to copy. Not every
 # C library comes with the archive, and some want position-independent code: so in this order.
 _LINKS = (("-static",), ("-static-pie", "-fPIE"), ("-pie", "-fPIE", "-Wl,-z,relro,-z,now"))
+_MFD_EXEC = 0x10
 _MARK = b"burnish-helper-source:"
 
 
@@ -81,6 +84,32 @@ def helper_problem() -> str | None:
     if _MARK + source_digest().encode() not in BINARY.read_bytes():
         return "it was built from other sources: install Burnish again (pip install -e .)"
     return None
+
+
+def detached_copy(binary: str) -> int:
+    """A copy in memory to run instead of the file.
+
+    `#!/proc/self/exe` in a script of a box leads to what its init runs. Where root of the box is
+    the user that owns this file, the box could change its mode or make it unusable (of the kind of
+    CVE-2019-5736).
+
+    Raises:
+        OSError: this kernel runs no files in memory (`vm.memfd_noexec`).
+    """
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        copy = os.memfd_create("init", flags | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        copy = os.memfd_create("init", flags)  # a kernel before 6.3
+    with open(binary, "rb") as file:
+        view = memoryview(file.read())
+    while view:
+        view = view[os.write(copy, view) :]
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(copy, fcntl.F_ADD_SEALS, seals)
+    return copy
 
 
 def find_helper() -> Path | None:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from burnish.core.errors import UserError
 from burnish.sandbox.host_view import GROUP, OWN_PACKAGE, PASSWD, hidden_paths, system_paths
+from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.native.binary import find_helper
 from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.protocol import VERSION
@@ -54,8 +55,18 @@ def helper_command(kind: HelperKind) -> tuple[str, ...]:
             "the compiled helper of the native sandbox is not there.",
             fix='install gcc and burnish again, or set helper = "python"',
         )
-    # The interpreter itself, not a link of a virtual environment: its files must stay visible.
-    return (sys.executable, "-I", "-S", "-B", str(FALLBACK))
+    return (_interpreter(), "-I", "-S", "-B", str(FALLBACK))
+
+
+def _interpreter() -> str:
+    """Ours, or the system's where ours belongs to an ordinary user: see `binary.detached_copy`.
+
+    Where there is no other, a box of this user with images can change the mode of the file.
+    """
+    system = find_python()
+    if os.geteuid() == 0 or system is None or os.stat(sys.executable).st_uid != os.geteuid():
+        return sys.executable
+    return system
 
 
 def hello_for(image: ImageRoot | None, ids: Identities) -> Hello:
