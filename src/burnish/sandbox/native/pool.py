@@ -29,7 +29,7 @@ from burnish.sandbox.native.launch import ImageRoot
 from burnish.sandbox.native.loans import Loan
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
-from burnish.sandbox.native.services import NetworkProvider, Services
+from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.stateful import NativeBox
 from burnish.sandbox.native.station import Kind, Making, Station, kind_of
@@ -37,6 +37,7 @@ from burnish.sandbox.native.stations import Stations
 from burnish.sandbox.native.stats import BoxInfo, PoolStats, Tally
 from burnish.sandbox.native.templates import Template, check_template
 from burnish.sandbox.native.warm import WarmBoxes
+from burnish.sandbox.network.base import NetworkProvider
 from burnish.sandbox.pooling.fair_queue import Ticket
 
 Resolve = Callable[[str], ImageRoot]
@@ -88,7 +89,7 @@ class NativePool:
                 resolve=resolve,
                 keep_open=keep_open,
                 on_lost=self._tally.lost,
-                on_gone=self._warm.forget,
+                on_gone=self._on_gone,
             )
         except BaseException:
             os.close(self._null_fd)
@@ -304,6 +305,10 @@ class NativePool:
 
     def _on_made(self, making: Making) -> None:
         self._tally.made(making.took_s, failed=making.failed)
+
+    def _on_gone(self, station: Station) -> None:
+        self._warm.forget(station)
+        self._book.lost(station)
 
     def _try_a_box(self) -> None:
         """In a loop of its own: the caller may be in one."""

@@ -67,6 +67,15 @@ class SnapshotBook:
             )
         return frozen.hold
 
+    def lost(self, station: Station) -> None:
+        """A helper has ended, and with it the layers of all its snapshots."""
+        with self._lock:
+            self._frozen = {
+                name: frozen
+                for name, frozen in self._frozen.items()
+                if frozen.station is not station
+            }
+
     def forget(self, snapshot: Snapshot) -> None:
         """Free what only this snapshot needs. Nothing happens if it is not there."""
         with self._lock:
