@@ -44,13 +44,15 @@ class Host(NamedTuple):
 class Box(StoredBox):
     """A private directory of limited size, in which commands run one after another."""
 
-    def __init__(self, host: Host, name: str, identity: Identity | None) -> None:
+    def __init__(
+        self, host: Host, name: str, identity: Identity | None, proxy_port: int = 0
+    ) -> None:
         """Make storage and control groups, and start the process of the first command.
 
         Raises:
             OSError: the host is out of something.
         """
-        super().__init__(host.base, host.controllers, name, identity)
+        super().__init__(host.base, host.controllers, name, identity, proxy_port=proxy_port)
         self._host = host
         self._plan = self._make_plan()
         self.warm_up()

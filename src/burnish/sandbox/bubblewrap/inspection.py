@@ -7,7 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Isolation, Limits
+from burnish.core.boxes import (
+    Capabilities,
+    ExecResult,
+    ExecStatus,
+    Feature,
+    Isolation,
+    Limits,
+)
 from burnish.core.errors import UserError
 from burnish.sandbox.bubblewrap.argv import (
     REQUIRED_OPTIONS,
@@ -28,6 +35,7 @@ from burnish.sandbox.host_view import (
 from burnish.sandbox.keeper.attacher import Attacher
 from burnish.sandbox.keeper.namespace import box_identity, enter, make_base
 from burnish.sandbox.keeper.protocol import Exec
+from burnish.sandbox.network.base import PROXY_PORT
 from burnish.sandbox.seccomp import build_filter
 
 INSTALL_FIX = "sudo apt-get install bubblewrap"
@@ -98,11 +106,11 @@ async def inspect_host(*, use_control_groups: bool) -> tuple[Host, Capabilities,
         helpers={attacher.pid} if attacher else set(),
     )
     try:
-        await _self_test(host, privileged)
+        has_network = await _self_test(host, privileged)
     except BaseException:
         close_host(host)
         raise
-    return host, _capabilities(host, privileged), privileged
+    return host, _capabilities(host, privileged, has_network), privileged
 
 
 def close_host(host: Host) -> None:
@@ -134,11 +142,13 @@ def _controllers() -> Controllers | None:
     return None
 
 
-async def _self_test(host: Host, privileged: bool) -> None:
-    box = Box(host, "self-test", box_identity(privileged, 0))
+async def _self_test(host: Host, privileged: bool) -> bool:
+    """Returns whether boxes can have a network."""
+    box = Box(host, "self-test", box_identity(privileged, 0), PROXY_PORT)
     status = ("cat", "/proc/self/status")
     request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
     try:
+        has_network = await box.has_network()
         result = await box.run(status, request)
     finally:
         await box.destroy()
@@ -151,6 +161,7 @@ async def _self_test(host: Host, privileged: bool) -> None:
                 f"a box runs with {name} {seen.get(name)} instead of {wanted}: it would not hold.",
                 fix="use a kernel with seccomp filters and user namespaces",
             )
+    return has_network
 
 
 def _first_failure(result: ExecResult) -> str:
@@ -158,7 +169,7 @@ def _first_failure(result: ExecResult) -> str:
     return f"bubblewrap cannot run a box here: {detail or result.status}."
 
 
-def _capabilities(host: Host, privileged: bool) -> Capabilities:
+def _capabilities(host: Host, privileged: bool, has_network: bool) -> Capabilities:
     notes = ["namespaces share the host's kernel: a kernel bug is a way out of the box"]
     exact = host.controllers
     if exact is None:
@@ -177,6 +188,7 @@ def _capabilities(host: Host, privileged: bool) -> Capabilities:
         backend="bubblewrap",
         enforces=_ENFORCED | ({"swap_bytes"} if exact and exact.memory else set()),
         isolation=Isolation.NAMESPACES,
+        features=frozenset({Feature.ALLOW_LIST} if has_network else ()),
         seccomp=True,
         notes=tuple(notes),
     )

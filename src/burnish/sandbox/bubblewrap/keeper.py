@@ -2,16 +2,14 @@
 
 import asyncio
 import os
-import socket
 import sys
 
 from burnish.core.errors import UserError, one_line
 from burnish.sandbox.bubblewrap.box import Box, Host
 from burnish.sandbox.bubblewrap.inspection import close_host, inspect_host
-from burnish.sandbox.keeper.keeper import Keeper, send_hello
+from burnish.sandbox.keeper.keeper import Keeper, Start, parse_start, send_hello
 from burnish.sandbox.keeper.namespace import box_identity
-from burnish.sandbox.keeper.pipes import above_shell
-from burnish.sandbox.keeper.protocol import Hello
+from burnish.sandbox.keeper.protocol import CreateBox, Hello
 from burnish.sandbox.limits import bound_for_boxes
 
 
@@ -23,10 +21,11 @@ class BubblewrapMaker:
         self._host = host
         self._privileged = privileged
 
-    def make(self, name: str, slot: int, root: str) -> Box:
+    def make(self, name: str, slot: int, request: CreateBox) -> Box:
         """See `BoxMaker`. There are no images here, which the pool has checked."""
-        assert not root
-        return Box(self._host, name, box_identity(self._privileged, slot))
+        assert not request.root
+        identity = box_identity(self._privileged, slot)
+        return Box(self._host, name, identity, request.proxy_port)
 
     def close(self) -> None:
         """See `BoxMaker`."""
@@ -34,25 +33,26 @@ class BubblewrapMaker:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of the keeper process: `keeper SOCKET_FD MAX_BOXES CONTROL_GROUPS`."""
+    """Entry of the keeper process: `keeper` and what `parse_start` reads."""
     os.umask(0o022)
     bound_for_boxes()
     os.chdir("/")
-    connection = socket.socket(fileno=above_shell(int(arguments[0])))
-    asyncio.run(_main(connection, int(arguments[1]), use_control_groups=arguments[2] == "1"))
+    asyncio.run(_main(parse_start(arguments)))
 
 
-async def _main(connection: socket.socket, max_boxes: int, *, use_control_groups: bool) -> None:
+async def _main(start: Start) -> None:
     try:
-        host, capabilities, privileged = await inspect_host(use_control_groups=use_control_groups)
+        host, capabilities, privileged = await inspect_host(
+            use_control_groups=start.use_control_groups
+        )
     except (UserError, OSError) as error:
         what = error.what if isinstance(error, UserError) else one_line(error)
         fix = error.fix if isinstance(error, UserError) else "see the message"
-        send_hello(connection, Hello(capabilities=None, problem=what, fix=fix))
+        send_hello(start.connection, Hello(capabilities=None, problem=what, fix=fix))
         return
-    send_hello(connection, Hello(capabilities=capabilities))
+    send_hello(start.connection, Hello(capabilities=capabilities))
     maker = BubblewrapMaker(host, privileged=privileged)
-    await Keeper(maker, max_boxes=max_boxes).serve(connection)
+    await Keeper(maker, max_boxes=start.max_boxes).serve(start)
 
 
 if __name__ == "__main__":

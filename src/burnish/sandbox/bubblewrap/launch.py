@@ -13,12 +13,14 @@ import asyncio
 import os
 import re
 import signal
+import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from burnish.sandbox.bubblewrap.argv import LAUNCHER, Fd
 from burnish.sandbox.keeper.children import child_pids, end_child
+from burnish.sandbox.keeper.listening import listen_in
 from burnish.sandbox.keeper.namespace import Identity
 from burnish.sandbox.keeper.pipes import Capture, above_shell, read_now
 from burnish.sandbox.memory_files import open_empty, seal, sealed
@@ -108,6 +110,20 @@ class Launch:
         seal(self._stdin.writable, stdin)
         seal(self._script.writable, script)
         _write_unless_dead(self._go)
+
+    def listen(self, port: int) -> socket.socket | None:
+        """See `Launched`."""
+        if self._child_pid is None:
+            return None
+        # It waits for us; dead, it stays a zombie of the monitor's or ours until `end`.
+        try:
+            child_fd = os.pidfd_open(self._child_pid)
+        except ProcessLookupError:
+            return None
+        try:
+            return listen_in(child_fd, port)
+        finally:
+            os.close(child_fd)
 
     async def end(self) -> tuple[int, float]:
         """Kill what is left; nothing of the box lives afterwards.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from burnish.core.boxes import Capabilities
 from burnish.core.errors import ClassifiedFailure, UserError
@@ -20,12 +21,18 @@ from burnish.sandbox.keeper.protocol import (
     Done,
     Failed,
     Hello,
+    Listen,
     Request,
     decode_reply,
     encode,
 )
 
 _CLOSE_DEADLINE_S = 30.0
+
+
+class _Answer(NamedTuple):
+    done: Done
+    listener: socket.socket | None
 
 
 class KeeperClient:
@@ -51,23 +58,25 @@ class KeeperClient:
             UserError: boxes cannot run here; says what to do.
         """
         self._ids = itertools.count()
-        self._pending: dict[int, Future[Done]] = {}
+        self._pending: dict[int, Future[_Answer]] = {}
         self._lock = threading.Lock()
         self._dead = False
-        ours, theirs = socket.socketpair()
-        self._socket = ours
-        with theirs:
+        self._socket, theirs = socket.socketpair()
+        self._listeners, givers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listeners.setblocking(False)
+        with theirs, givers:
             self._process = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
                     module,
                     str(theirs.fileno()),
+                    str(givers.fileno()),
                     str(max_boxes),
                     str(int(control_groups)),
                     *arguments,
                 ],
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), givers.fileno()),
                 stdin=subprocess.DEVNULL,
                 env={
                     **os.environ,
@@ -95,6 +104,7 @@ class KeeperClient:
         if isinstance(hello, Hello) and hello.capabilities is not None:
             return hello.capabilities
         self._socket.close()
+        self._listeners.close()
         code = self._process.wait()
         if isinstance(hello, Hello):
             raise UserError(hello.problem, fix=hello.fix)
@@ -107,7 +117,19 @@ class KeeperClient:
             OSError: what the system said.
             ClassifiedFailure: of kind `sandbox`: the keeper is gone or the box is.
         """
-        future: Future[Done] = Future()
+        return (await self._ask(request)).done
+
+    async def ask_listener(self, box: int) -> socket.socket | None:
+        """The socket of the network of the next command of a box; None if it cannot run.
+
+        Raises:
+            OSError: what the system said.
+            ClassifiedFailure: of kind `sandbox`: the keeper is gone or the box is.
+        """
+        return (await self._ask(Listen(id=self.next_id(), box=box))).listener
+
+    async def _ask(self, request: Request) -> _Answer:
+        future: Future[_Answer] = Future()
         data = encode(request)
         with self._lock:
             if self._dead:
@@ -147,6 +169,7 @@ class KeeperClient:
             self._process.wait()
         self._thread.join()
         self._socket.close()
+        self._listeners.close()
 
     def _shutdown(self) -> None:
         try:
@@ -159,14 +182,17 @@ class KeeperClient:
             reply = decode_reply(body)
             if isinstance(reply, Hello):
                 continue
+            listener = None
+            if isinstance(reply, Done) and reply.listening:
+                listener = self._read_listener()
             with self._lock:
                 future = self._pending.pop(reply.id, None)
             if future is None or not future.set_running_or_notify_cancel():
-                self._disown(reply)
+                self._disown(reply, listener)
             elif isinstance(reply, Failed):
                 future.set_exception(_exception(reply))
             else:
-                future.set_result(reply)
+                future.set_result(_Answer(reply, listener))
         with self._lock:
             self._dead = True
             left, self._pending = list(self._pending.values()), {}
@@ -174,10 +200,20 @@ class KeeperClient:
             if future.set_running_or_notify_cancel():
                 future.set_exception(failure("the keeper of the boxes has ended"))
 
-    def _disown(self, reply: Done | Failed) -> None:
+    def _disown(self, reply: Done | Failed, listener: socket.socket | None) -> None:
         """Nobody waits for it any more: a box made too late must not stay."""
+        if listener is not None:
+            listener.close()
         if isinstance(reply, Done) and reply.box >= 0:
             self.send(DestroyBox(id=self.next_id(), box=reply.box))
+
+    def _read_listener(self) -> socket.socket | None:
+        """It was sent before the message that announces it. None: we have no descriptor left."""
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self._listeners, 1, 1)
+        except OSError:
+            return None
+        return socket.socket(fileno=descriptors[0]) if descriptors else None
 
     def _read_message(self) -> bytes | None:
         header = self._read_exactly(HEADER.size)

@@ -11,10 +11,11 @@ import contextlib
 import os
 import socket
 import subprocess
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
 from burnish.core.errors import one_line
+from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import (
     HEADER,
     MAX_MESSAGE_BYTES,
@@ -25,6 +26,7 @@ from burnish.sandbox.keeper.protocol import (
     Exec,
     Failed,
     Hello,
+    Listen,
     ReadFile,
     Reply,
     Request,
@@ -35,10 +37,32 @@ from burnish.sandbox.keeper.protocol import (
 from burnish.sandbox.keeper.stored_box import StoredBox
 
 
+class Start(NamedTuple):
+    """What every keeper is started with."""
+
+    connection: socket.socket
+    """To the owner."""
+    listeners: socket.socket
+    """Where the owner gets sockets of boxes."""
+    max_boxes: int
+    use_control_groups: bool
+    others: tuple[str, ...]
+    """What else is on the command line."""
+
+
+def parse_start(arguments: list[str]) -> Start:
+    """From `SOCKET_FD LISTENERS_FD MAX_BOXES CONTROL_GROUPS...`."""
+    connection, listeners = (socket.socket(fileno=above_shell(int(n))) for n in arguments[:2])
+    listeners.setblocking(False)
+    return Start(
+        connection, listeners, int(arguments[2]), arguments[3] == "1", tuple(arguments[4:])
+    )
+
+
 class BoxMaker(Protocol):
     """Makes the boxes of one keeper."""
 
-    def make(self, name: str, slot: int, root: str) -> StoredBox:
+    def make(self, name: str, slot: int, request: CreateBox) -> StoredBox:
         """A box with the user ids of a free slot.
 
         Raises:
@@ -64,15 +88,17 @@ class Keeper:
         self._num_made = 0
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._running: dict[int, set[asyncio.Task[None]]] = {}
+        self._listeners: socket.socket | None = None
 
-    async def serve(self, connection: socket.socket, owner_fd: int | None = None) -> None:
+    async def serve(self, start: Start, owner_fd: int | None = None) -> None:
         """Until the owner hangs up or dies.
 
         Args:
-            connection: to the owner.
+            start: connections to the owner.
             owner_fd: pidfd of the owner; by default of our parent.
         """
-        reader, writer = await asyncio.open_unix_connection(sock=connection)
+        self._listeners = start.listeners
+        reader, writer = await asyncio.open_unix_connection(sock=start.connection)
         owner_gone = asyncio.Event()
         owner_fd = os.pidfd_open(os.getppid()) if owner_fd is None else owner_fd
         asyncio.get_running_loop().add_reader(owner_fd, owner_gone.set)
@@ -97,7 +123,7 @@ class Keeper:
                     continue
                 task = asyncio.create_task(self._answer(request, writer))
                 self._tasks[request.id] = task
-                if isinstance(request, Exec | ReadFile | WriteFile):
+                if isinstance(request, Exec | Listen | ReadFile | WriteFile):
                     self._running.setdefault(request.box, set()).add(task)
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
@@ -115,7 +141,7 @@ class Keeper:
 
     async def _do(self, request: Request) -> Reply:
         if isinstance(request, CreateBox):
-            return Done(id=request.id, box=await self._create(request.root))
+            return Done(id=request.id, box=await self._create(request))
         if isinstance(request, DestroyBox):
             await self._destroy(request.box)
             return Done(id=request.id)
@@ -126,6 +152,8 @@ class Keeper:
             box, _ = self._boxes[request.box]
             if isinstance(request, Exec):
                 return Done(id=request.id, result=await _run(box, request))
+            if isinstance(request, Listen):
+                return self._hand_over(request, await box.listen())
             if isinstance(request, WriteFile):
                 await box.write_file(request.path, request.data)
                 return Done(id=request.id)
@@ -134,11 +162,20 @@ class Keeper:
         finally:
             self._running.get(request.box, set()).discard(task)
 
-    async def _create(self, root: str) -> int:
+    def _hand_over(self, request: Listen, listener: socket.socket | None) -> Done:
+        """Nothing is between the two messages: their order is the same on both connections."""
+        if listener is None:
+            return Done(id=request.id)
+        assert self._listeners is not None
+        with listener:
+            socket.send_fds(self._listeners, [b"l"], [listener.fileno()])
+        return Done(id=request.id, listening=True)
+
+    async def _create(self, request: CreateBox) -> int:
         slot = await self._slots.get()
         number, self._num_made = self._num_made, self._num_made + 1
         try:
-            box = self._maker.make(f"box-{number}", slot, root)
+            box = self._maker.make(f"box-{number}", slot, request)
         except OSError:
             self._slots.put_nowait(slot)
             raise

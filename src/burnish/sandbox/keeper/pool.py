@@ -21,19 +21,55 @@ from burnish.core.boxes import (
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.commands import WORK, check_argv
 from burnish.sandbox.files import split_path
+from burnish.sandbox.keeper.box_network import BoxNetwork
 from burnish.sandbox.keeper.client import KeeperClient, failure
 from burnish.sandbox.keeper.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
 from burnish.sandbox.limits import check_enforced, check_limits, check_policy
+from burnish.sandbox.network.base import PROXY_PORT, NetworkProvider
 
 
 class KeptBox:
     """A box as its user sees it."""
 
-    def __init__(self, client: KeeperClient, number: int) -> None:
-        """Wrap a box that the keeper made."""
+    def __init__(
+        self,
+        client: KeeperClient,
+        number: int,
+        provider: NetworkProvider | None,
+        policy: Policy,
+    ) -> None:
+        """Wrap a box that the keeper made.
+
+        Args:
+            client: of the keeper.
+            number: which one.
+            provider: who serves its network, if the policy allows one.
+            policy: what it may touch.
+        """
         self._client = client
         self._number = number
         self.id = f"{client.pid}-{number}"
+        self._network: BoxNetwork | None = None
+        if policy.allow:
+            assert provider is not None
+            self._network = BoxNetwork(
+                provider, policy, self.id, lambda: client.ask_listener(number)
+            )
+
+    async def open(self) -> None:
+        """Serve the network of the first command.
+
+        Raises:
+            UserError: the policy has a malformed entry.
+            ClassifiedFailure: the box does not work.
+        """
+        if self._network is not None:
+            await self._network.open()
+
+    async def close(self) -> None:
+        """Cut the network."""
+        if self._network is not None:
+            await self._network.close()
 
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file under `/work`, with missing directories.
@@ -103,7 +139,12 @@ class KeptBox:
             limits=limits,
         )
         try:
-            done = await client.ask(request)
+            if self._network is None:
+                done = await client.ask(request)
+            else:
+                async with self._network.command() as extra:
+                    env = {**extra, **env}
+                    done = await client.ask(msgspec.structs.replace(request, env=env))
         except (OSError, ClassifiedFailure) as error:
             return _infra_error(str(error))
         assert done.result is not None
@@ -121,18 +162,21 @@ class KeeperPool:
         self,
         start_keeper: Callable[[], KeeperClient],
         resolve: Callable[[str], str] | None = None,
+        network: NetworkProvider | None = None,
     ) -> None:
         """Start the keeper and try one box.
 
         Args:
             start_keeper: also called for a new keeper when the first was killed.
             resolve: from the name of an image to the directory with its root file system.
+            network: carries out `Policy.allow`; without, boxes have no network.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
         """
         self._start_keeper = start_keeper
         self._resolve = resolve
+        self._network = network
         self._start_lock = threading.Lock()
         self._closed = False
         self._client = start_keeper()
@@ -141,10 +185,15 @@ class KeeperPool:
     def capabilities(self) -> Capabilities:
         """What boxes can do here, as found by running one."""
         found = self._client.capabilities
-        if self._resolve is None:
-            features = found.features - {Feature.IMAGES}
-            return msgspec.structs.replace(found, features=features)
-        return found
+        absent = {
+            feature
+            for feature, part in (
+                (Feature.IMAGES, self._resolve),
+                (Feature.ALLOW_LIST, self._network),
+            )
+            if part is None
+        }
+        return msgspec.structs.replace(found, features=found.features - absent)
 
     @property
     def keeper_pid(self) -> int:
@@ -160,24 +209,39 @@ class KeeperPool:
             UserError: the policy cannot be enforced, or there is no such image, here.
             ClassifiedFailure: of kind `sandbox`, if the box cannot start.
         """
-        check_policy(image, policy or Policy(), self.capabilities)
-        return self._box(image)
+        policy = policy or Policy()
+        check_policy(image, policy, self.capabilities)
+        return self._box(image, policy)
+
+    def check_root(self, root: str, policy: Policy) -> None:
+        """Refuse an image that cannot carry out a policy.
+
+        Raises:
+            UserError: names what it lacks.
+        """
 
     @asynccontextmanager
-    async def _box(self, image: str | None) -> AsyncIterator[Sandbox]:
+    async def _box(self, image: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
         client = await asyncio.to_thread(self._live_client)
         root = ""
         if image is not None:
             assert self._resolve is not None
             root = await asyncio.to_thread(self._resolve, image)
+            self.check_root(root, policy)
+        port = PROXY_PORT if policy.allow else 0
         try:
-            made = await client.ask(CreateBox(id=client.next_id(), root=root))
+            made = await client.ask(CreateBox(id=client.next_id(), root=root, proxy_port=port))
         except OSError as error:
             raise failure(f"a box could not be made: {error}") from error
+        box = KeptBox(client, made.box, self._network, policy)
         try:
-            yield KeptBox(client, made.box)
+            await box.open()
+            yield box
         finally:
-            await self._destroy(client, made.box)
+            try:
+                await self._destroy(client, made.box)
+            finally:
+                await box.close()
 
     async def _destroy(self, client: KeeperClient, number: int) -> None:
         """Also when cancelled, and then without waiting."""

@@ -13,6 +13,7 @@ the command is alive, whatever it forked, and no read waits for a pipe that some
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
@@ -47,6 +48,14 @@ class Launched(Protocol):
 
     async def end(self) -> tuple[int, float]:
         """Kill what is left; returns the monitor's status and the CPU seconds of all."""
+        ...
+
+    def listen(self, port: int) -> socket.socket | None:
+        """A socket that gets what the command sends to this port; None if there is no box.
+
+        Raises:
+            OSError: it cannot be made.
+        """
         ...
 
     def close(self) -> None:

@@ -17,6 +17,8 @@ class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
     id: int
     root: str = ""
     """Directory with the root file system of an image; empty: this host's programs."""
+    proxy_port: int = 0
+    """Its commands get a socket there; 0: no network but the loopback."""
 
 
 class DestroyBox(Record, frozen=True, kw_only=True, tag="destroy"):
@@ -36,6 +38,13 @@ class Exec(Record, frozen=True, kw_only=True, tag="exec"):
     env: dict[str, str]
     cwd: str
     limits: Limits
+
+
+class Listen(Record, frozen=True, kw_only=True, tag="listen"):
+    """Make the network of the next command; its socket goes over the second connection."""
+
+    id: int
+    box: int
 
 
 class WriteFile(Record, frozen=True, kw_only=True, tag="write"):
@@ -62,7 +71,7 @@ class Cancel(Record, frozen=True, kw_only=True, tag="cancel"):
     id: int
 
 
-Request = CreateBox | DestroyBox | Exec | WriteFile | ReadFile | Cancel
+Request = CreateBox | DestroyBox | Exec | Listen | WriteFile | ReadFile | Cancel
 
 
 class Hello(Record, frozen=True, kw_only=True, tag="hello"):
@@ -83,6 +92,8 @@ class Done(Record, frozen=True, kw_only=True, tag="done"):
     box: int = -1
     data: bytes = b""
     result: ExecResult | None = None
+    listening: bool = False
+    """The next message of the second connection has the socket."""
 
 
 class Failed(Record, frozen=True, kw_only=True, tag="failed"):

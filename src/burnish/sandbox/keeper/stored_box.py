@@ -6,6 +6,7 @@ What actually isolates a command (bubblewrap, an OCI runtime) is up to the subcl
 import asyncio
 import os
 import shutil
+import socket
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
@@ -46,14 +47,28 @@ class StoredBox(ABC):
     """A private directory of limited size, in which commands run one after another."""
 
     def __init__(
-        self, base: Path, controllers: Controllers | None, name: str, identity: Identity | None
+        self,
+        base: Path,
+        controllers: Controllers | None,
+        name: str,
+        identity: Identity | None,
+        *,
+        proxy_port: int = 0,
     ) -> None:
         """Make storage and control groups.
+
+        Args:
+            base: directory of the boxes.
+            controllers: where control groups are made.
+            name: unique among the boxes of the keeper.
+            identity: owner of its files outside; None: ourselves.
+            proxy_port: where its commands find their network; 0: nowhere.
 
         Raises:
             OSError: the host is out of something.
         """
         self._controllers = controllers
+        self._proxy_port = proxy_port
         self._identity = identity
         self._lock = asyncio.Lock()
         self._storage = base / name
@@ -84,6 +99,32 @@ class StoredBox(ABC):
         """See `files.read_file`."""
         async with self._lock:
             return files.read_file(self._work_fd, path, limit_bytes)
+
+    async def listen(self) -> socket.socket | None:
+        """Make the network of the next command, whose process is started if it was not yet.
+
+        Raises:
+            OSError: the host is out of something.
+        """
+        async with self._lock:
+            warm = self._warm = self._warm or asyncio.create_task(self._start())
+            try:
+                launch = await asyncio.shield(warm)
+                return launch.listen(self._proxy_port)
+            except OSError:
+                self._warm = None
+                await _dispose(warm)
+                raise
+
+    async def has_network(self) -> bool:
+        """Whether commands here can be given one."""
+        try:
+            listener = await self.listen()
+        except OSError:
+            return False
+        if listener is not None:
+            listener.close()
+        return listener is not None
 
     async def run(self, argv: tuple[str, ...], request: Exec) -> ExecResult:
         """Run a command to its end."""

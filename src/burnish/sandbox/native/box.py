@@ -23,8 +23,9 @@ from burnish.sandbox.native.gauge import Gauge
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
-from burnish.sandbox.native.services import Attachment, Services
+from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.station import DEFAULT_ROOM, Making, Station, kind_of, room_for
+from burnish.sandbox.network.base import Attachment
 
 T = TypeVar("T")
 

@@ -1,37 +1,10 @@
-"""What all boxes of a pool use, and the seam to whoever provides their networks."""
+"""What all boxes of a pool use."""
 
-import socket
-from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
-from burnish.core.boxes import Capabilities, Policy
-
-
-class Attachment(Protocol):
-    """The network of one box."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables that make programs use it."""
-        ...
-
-    async def restore(self, listen: Callable[[int], Awaitable[socket.socket]]) -> None:
-        """Go on after the box got a new network."""
-        ...
-
-    async def close(self) -> None:
-        """Cut everything."""
-        ...
-
-
-class NetworkProvider(Protocol):
-    """Who gives boxes the network of their policy."""
-
-    async def attach(
-        self, listen: Callable[[int], Awaitable[socket.socket]], policy: Policy, box_id: str
-    ) -> Attachment:
-        """Give a box its network."""
-        ...
+from burnish.core.boxes import Capabilities
+from burnish.sandbox.network.base import NetworkProvider
 
 
 class Services(NamedTuple):

@@ -14,6 +14,7 @@ from pathlib import Path
 from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.network.addresses import Resolver, SystemResolver, parse_private
+from burnish.sandbox.network.base import PROXY_PORT, Listen
 from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import EventSink
 from burnish.sandbox.network.loop_thread import LoopThread
@@ -22,10 +23,6 @@ from burnish.sandbox.network.proxy import BoxProxy
 from burnish.sandbox.network.shares import Shares, affordable_connections
 from burnish.sandbox.network.upstream import Dialer, Outside, dial
 
-PROXY_PORT = 3128
-"""Port inside of boxes; fixed, so that the environment of a box never changes."""
-Listen = Callable[[int], Awaitable[socket.socket]]
-"""Makes a socket that listens on 127.0.0.1:PORT in the network of a box."""
 _MAX_SOCKET_PATH = 107
 _BACKLOG = 128
 

@@ -16,7 +16,7 @@ from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
 from burnish.sandbox.oci.hierarchies import remove_group
 from burnish.sandbox.oci.launch import OciLaunch, Plan
 from burnish.sandbox.oci.launcher import launcher_script
-from burnish.sandbox.oci.runtime import SENTRY_BYTES, Runtime
+from burnish.sandbox.oci.runtime import RELAY_BYTES, SENTRY_BYTES, Runtime
 from burnish.sandbox.oci.sentry import sentry_file_bytes
 from burnish.sandbox.oci.spec import IdMapping
 from burnish.sandbox.proctree import TreeUsage
@@ -56,7 +56,9 @@ class OciHost(NamedTuple):
 class OciBox(StoredBox):
     """A private directory of limited size, in which commands run one after another."""
 
-    def __init__(self, host: OciHost, name: str, users: BoxUsers, image: str) -> None:
+    def __init__(
+        self, host: OciHost, name: str, users: BoxUsers, image: str, proxy_port: int = 0
+    ) -> None:
         """Make storage and control groups, and start the container of the first command.
 
         Args:
@@ -64,6 +66,7 @@ class OciBox(StoredBox):
             name: unique among the boxes of the keeper.
             users: who it is.
             image: directory with a root file system; empty: this host's programs.
+            proxy_port: where its commands find their network; 0: nowhere.
 
         Raises:
             OSError: the host is out of something, or the image cannot be used.
@@ -82,7 +85,8 @@ class OciBox(StoredBox):
             except OSError:
                 self._remove_root()
                 raise
-        super().__init__(host.base, host.controllers, name, users.identity)
+        self._relay_port = proxy_port if host.runtime.has_own_network else 0
+        super().__init__(host.base, host.controllers, name, users.identity, proxy_port=proxy_port)
         self.warm_up()
 
     async def destroy(self) -> None:
@@ -115,6 +119,7 @@ class OciBox(StoredBox):
             attach_runtime=group.attach_files() if group is not None and whole else (),
             remove_group=self._remove_group,
             helpers=self._host.helpers,
+            relayed=bool(self._relay_port),
         )
         return OciLaunch(plan, self._private / f"run-{number}")
 
@@ -124,6 +129,7 @@ class OciBox(StoredBox):
             bundle=bundle,
             box=f"{self._name}-{bundle.name}",
             rootless=self._host.rootless,
+            relayed=bool(self._relay_port),
         )
 
     def _cgroups_path(self, bundle: Path) -> str | None:
@@ -142,6 +148,7 @@ class OciBox(StoredBox):
             storage=self._storage,
             id_map=self._users.id_map,
             cgroups_path=self._cgroups_path(bundle),
+            relay_port=self._relay_port,
         )
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
@@ -152,13 +159,13 @@ class OciBox(StoredBox):
             return limits
         return msgspec.structs.replace(
             limits,
-            memory_bytes=limits.memory_bytes + SENTRY_BYTES,
+            memory_bytes=limits.memory_bytes + SENTRY_BYTES + self._relay_bytes,
             num_pids=_SENTRY_TASKS + 4 * limits.num_pids,
         )
 
     def _num_processes(self, limits: Limits) -> int | None:
         if self._host.runtime.counted_whole:
-            return limits.num_pids + 1
+            return limits.num_pids + 1 + bool(self._relay_port)
         return super()._num_processes(limits)
 
     def _sample(self, monitor_pid: int) -> TreeUsage:
@@ -167,5 +174,9 @@ class OciBox(StoredBox):
             return usage
         # Its processes are no tasks of the box: there RLIMIT_NPROC counts. And what a program uses
         # is resident in no process, but in one file in memory.
-        stored = self._stored_bytes()
-        return usage._replace(num_tasks=1, memory_bytes=stored + sentry_file_bytes(monitor_pid))
+        used = self._stored_bytes() + sentry_file_bytes(monitor_pid)
+        return usage._replace(num_tasks=1, memory_bytes=max(0, used - self._relay_bytes))
+
+    @property
+    def _relay_bytes(self) -> int:
+        return RELAY_BYTES if self._relay_port else 0

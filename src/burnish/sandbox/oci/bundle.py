@@ -10,13 +10,14 @@ import msgspec
 from burnish.sandbox.commands import INSIDE_ID, WORK
 from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
 from burnish.sandbox.keeper.namespace import bind, mount_overlay, mount_plain_tmpfs
+from burnish.sandbox.network.relay import relay_source
 from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
-from burnish.sandbox.oci.launcher import INBOX, LAUNCHER
+from burnish.sandbox.oci.launcher import INBOX, NET, RELAY, launcher
 from burnish.sandbox.oci.runtime import FilterForm, Runtime
 from burnish.sandbox.oci.spec import Bind, BoxSpec, IdMapping, build_spec
 from burnish.sandbox.seccomp import build_filter
 
-_MOUNT_POINTS = ("proc", "dev", "dev/shm", "work", "tmp", "etc", "run", "run/box")
+_MOUNT_POINTS = ("proc", "dev", "dev/shm", "work", "tmp", "etc", "run", "run/box", "run/net")
 _ROOT_BYTES = 2**20
 _BPF_ANNOTATION = "run.oci.seccomp_bpf_data"
 
@@ -104,10 +105,17 @@ def write_bundle(
     storage: Path,
     id_map: tuple[IdMapping, ...],
     cgroups_path: str | None,
+    relay_port: int,
 ) -> None:
-    """`config.json` and an inbox."""
+    """`config.json` and an inbox; unless `relay_port` is 0 a relay and a place for its socket."""
     inbox = bundle / "inbox"
     inbox.mkdir(mode=0o755)
+    binds = (*root.binds, *storage_binds(storage, inbox))
+    if relay_port:
+        net = bundle / "net"
+        net.mkdir(mode=0o755)
+        (net / RELAY).write_bytes(relay_source())
+        binds = (*binds, Bind(source=str(net), destination=NET))
     (bundle / "state").mkdir(mode=0o711)
     inside = {mapping.container_id for mapping in id_map} or {INSIDE_ID}
     # A runtime that does not know the annotation uses the section.
@@ -115,10 +123,10 @@ def write_bundle(
     plain = runtime.filter_form is FilterForm.PLAIN_NAMES
     box = BoxSpec(
         root=str(root.path),
-        args=LAUNCHER,
+        args=launcher(relay_port),
         uid=INSIDE_ID if INSIDE_ID in inside else 0,
         id_map=id_map,
-        binds=(*root.binds, *storage_binds(storage, inbox)),
+        binds=binds,
         seccomp=gvisor_filter() if plain else oci_filter(),
         cgroups_path=cgroups_path,
         annotations={_BPF_ANNOTATION: base64.b64encode(build_filter()).decode()}

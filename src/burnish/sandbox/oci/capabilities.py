@@ -9,9 +9,23 @@ _ENFORCED = frozenset(
     {"wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files"}
 )
 
+_RELAY_NOTE = (
+    "boxes with an allow-list need python3 in PATH, for a relay, and gVisor opens the one socket "
+    "of that relay to them (--host-uds=open)"
+)
+_NO_RELAY_NOTE = (
+    "no allow-list: it takes python3 below /usr, a runsc with --host-uds (December 2022 or newer) "
+    "and a pool with a network"
+)
+
 
 def describe(
-    runtime: Runtime, exact: Controllers | None, users: BoxUsers, *, rootless: bool
+    runtime: Runtime,
+    exact: Controllers | None,
+    users: BoxUsers,
+    *,
+    rootless: bool,
+    has_network: bool,
 ) -> Capabilities:
     """What was found."""
     notes = [*_kernel_notes(runtime), *_group_notes(exact)]
@@ -22,12 +36,14 @@ def describe(
             f"{runtime.name} needs a user 0 in the box and you have one id only: programs see "
             "themselves as root there, without any capability"
         )
+    if runtime.has_own_network:
+        notes.append(_RELAY_NOTE if has_network else _NO_RELAY_NOTE)
     has_memory = exact is not None and exact.memory
     return Capabilities(
         backend=runtime.backend,
         enforces=_ENFORCED | ({"swap_bytes"} if has_memory else set()),
         isolation=runtime.isolation,
-        features=frozenset({Feature.IMAGES}),
+        features=frozenset({Feature.IMAGES, *([Feature.ALLOW_LIST] if has_network else [])}),
         seccomp=True,
         notes=tuple(notes),
     )

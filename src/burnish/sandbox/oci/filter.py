@@ -19,6 +19,7 @@ _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _CLONE_NEW = (0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 _FAMILIES = (1, 2, 10)
 _FIRST_EXOTIC_FAMILY = 11
+_PROTOCOLS = (0, 1, 6, 17, 58)
 _F_NOTIFY, _CORE = 1026, 4
 # TIOCSTI and TIOCLINUX differ from each other in the low four bits only.
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
@@ -83,9 +84,18 @@ def _sockets() -> list[CallRule]:
     rules = []
     exotic = [n for n in range(_FIRST_EXOTIC_FAMILY) if n not in _FAMILIES]
     for name in ("socket", "socketpair"):
+        # No rule can name "all other" protocols: they do not exist, by the default action.
         rules += [
-            _when(name, _ALLOW, Argument(index=0, value=family, op="SCMP_CMP_EQ"))
+            CallRule(
+                names=(name,),
+                action=_ALLOW,
+                args=(
+                    Argument(index=0, value=family, op="SCMP_CMP_EQ"),
+                    Argument(index=2, value=protocol, op="SCMP_CMP_EQ"),
+                ),
+            )
             for family in _FAMILIES
+            for protocol in _PROTOCOLS
         ]
         refused = [Argument(index=0, value=family, op="SCMP_CMP_EQ") for family in exotic]
         refused.append(Argument(index=0, value=_FIRST_EXOTIC_FAMILY, op="SCMP_CMP_GE"))

@@ -14,6 +14,7 @@ from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, 
 from burnish.sandbox.keeper.attacher import Attacher
 from burnish.sandbox.keeper.namespace import Identity, enter, make_base, mount_tmpfs
 from burnish.sandbox.keeper.protocol import Exec
+from burnish.sandbox.network.base import PROXY_PORT
 from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe
@@ -58,8 +59,8 @@ def enter_host(name: str, *, use_control_groups: bool) -> Ground:
     return Ground(runtime, base, groups, privileged)
 
 
-async def inspect_host(ground: Ground) -> tuple[OciHost, Capabilities]:
-    """Run one box to see that everything holds.
+async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, Capabilities]:
+    """Run one box to see that everything holds, and one more if boxes shall have a network.
 
     Raises:
         UserError: names what is missing and the fix.
@@ -80,10 +81,14 @@ async def inspect_host(ground: Ground) -> tuple[OciHost, Capabilities]:
     users = box_users(runtime, 0, privileged=privileged)
     try:
         await _self_test(host, users)
+        has_network = with_network and await _network_test(host, users)
     except BaseException:
         close_host(host)
         raise
-    return host, describe(runtime, groups.controllers, users, rootless=not privileged)
+    found = describe(
+        runtime, groups.controllers, users, rootless=not privileged, has_network=has_network
+    )
+    return host, found
 
 
 def close_host(host: OciHost) -> None:
@@ -126,6 +131,29 @@ def box_users(
                 ),
             )
     return ourselves
+
+
+async def _network_test(host: OciHost, users: BoxUsers) -> bool:
+    """Whether a box reaches a socket of ours, and nothing says that it could not."""
+    box = OciBox(host, "network-test", users, "", PROXY_PORT)
+    try:
+        if not host.runtime.has_own_network:
+            return await box.has_network()
+        listener = await asyncio.wait_for(box.listen(), _SELF_TEST_DEADLINE_S)
+        if listener is None:
+            return False
+        with listener:
+            listener.setblocking(False)
+            code = f"import socket; socket.create_connection(('127.0.0.1', {PROXY_PORT}))"
+            request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+            await box.run(("python3", "-c", code), request)
+            listener.accept()[0].close()
+            return True
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            await box.destroy()
 
 
 async def _self_test(host: OciHost, users: BoxUsers) -> None:

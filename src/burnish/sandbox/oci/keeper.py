@@ -7,10 +7,9 @@ import sys
 
 from burnish.core.errors import UserError, one_line
 from burnish.sandbox.host_view import namespace_fix
-from burnish.sandbox.keeper.keeper import Keeper, send_hello
+from burnish.sandbox.keeper.keeper import Keeper, Start, parse_start, send_hello
 from burnish.sandbox.keeper.namespace import fork_into_pid_namespace
-from burnish.sandbox.keeper.pipes import above_shell
-from burnish.sandbox.keeper.protocol import Hello
+from burnish.sandbox.keeper.protocol import CreateBox, Hello
 from burnish.sandbox.limits import bound_for_boxes
 from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.host import Ground, box_users, close_host, enter_host, inspect_host
@@ -23,10 +22,10 @@ class OciMaker:
         """Keep what all boxes share."""
         self._host = host
 
-    def make(self, name: str, slot: int, root: str) -> OciBox:
+    def make(self, name: str, slot: int, request: CreateBox) -> OciBox:
         """See `BoxMaker`."""
         users = box_users(self._host.runtime, slot, privileged=not self._host.rootless)
-        return OciBox(self._host, name, users, root)
+        return OciBox(self._host, name, users, request.root, request.proxy_port)
 
     def close(self) -> None:
         """See `BoxMaker`."""
@@ -34,7 +33,7 @@ class OciMaker:
 
 
 def main(arguments: list[str]) -> None:
-    """Entry of the keeper process: `keeper SOCKET_FD MAX_BOXES CONTROL_GROUPS RUNTIME`.
+    """Entry of the keeper process: what `parse_start` reads, then RUNTIME and WITH_NETWORK.
 
     Runtimes do not die with who started them, nor do containers with their runtime. So the keeper
     proper is process 1 of a namespace, and what its owner started only waits for it.
@@ -42,29 +41,31 @@ def main(arguments: list[str]) -> None:
     os.umask(0o022)
     bound_for_boxes()
     os.chdir("/")
-    connection = socket.socket(fileno=above_shell(int(arguments[0])))
+    start = parse_start(arguments)
+    runtime, with_network = start.others
     owner_fd = os.pidfd_open(os.getppid())
     try:
-        ground = enter_host(arguments[3], use_control_groups=arguments[2] == "1")
+        ground = enter_host(runtime, use_control_groups=start.use_control_groups)
         child = fork_into_pid_namespace()
     except (UserError, OSError) as error:
-        _refuse(connection, error)
+        _refuse(start.connection, error)
         return
     if child:
-        connection.close()
+        start.connection.close()
+        start.listeners.close()
         os.close(owner_fd)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-    asyncio.run(_main(connection, owner_fd, int(arguments[1]), ground))
+    asyncio.run(_main(start, owner_fd, ground, with_network=with_network == "1"))
 
 
-async def _main(connection: socket.socket, owner_fd: int, max_boxes: int, ground: Ground) -> None:
+async def _main(start: Start, owner_fd: int, ground: Ground, *, with_network: bool) -> None:
     try:
-        host, capabilities = await inspect_host(ground)
+        host, capabilities = await inspect_host(ground, with_network=with_network)
     except (UserError, OSError) as error:
-        _refuse(connection, error)
+        _refuse(start.connection, error)
         return
-    send_hello(connection, Hello(capabilities=capabilities))
-    await Keeper(OciMaker(host), max_boxes=max_boxes).serve(connection, owner_fd)
+    send_hello(start.connection, Hello(capabilities=capabilities))
+    await Keeper(OciMaker(host), max_boxes=start.max_boxes).serve(start, owner_fd)
 
 
 def _refuse(connection: socket.socket, error: UserError | OSError) -> None:

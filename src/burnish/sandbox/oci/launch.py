@@ -11,19 +11,22 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from burnish.sandbox.keeper.children import child_pids, end_child, readable
+from burnish.sandbox.keeper.listening import listen_in
 from burnish.sandbox.keeper.pipes import Capture, above_shell
-from burnish.sandbox.oci.launcher import READY, SCRIPT, STARTED, STDIN
+from burnish.sandbox.oci.launcher import READY, SCRIPT, SOCKET, STARTED, STDIN
 
 _MAX_EARLY_BYTES = 64 * 2**10
 _GRACE_S = 5.0
 """For a runtime to end once process 1 is dead; then it is stuck and is killed too."""
 _PID_TRIES, _PID_PAUSE_S = 5000, 0.001
 _MAX_PID = 2**22
+_BACKLOG = 128
 _ATTACH_AND_RUN = (
     "/bin/sh",
     "-c",
@@ -48,6 +51,8 @@ class Plan(NamedTuple):
     """Removes the control group that the runtime made for a bundle, if it was killed itself."""
     helpers: set[int]
     """Pids of the keeper's own children, which are no strays. Kept by `OciLaunch`."""
+    relayed: bool
+    """The box's network is its own kernel's: a relay in it brings what is sent to a port to us."""
 
 
 class MarkedCapture(Capture):
@@ -171,6 +176,14 @@ class OciLaunch:
         except BrokenPipeError:
             return
 
+    def listen(self, port: int) -> socket.socket | None:
+        """See `Launched`."""
+        if self._init_fd is None:
+            return None
+        if self._plan.relayed:
+            return _unix_listener(self._bundle / "net" / SOCKET)
+        return listen_in(self._init_fd, port)
+
     async def end(self) -> tuple[int, float]:
         """Kill what is left; nothing of the box lives afterwards.
 
@@ -219,6 +232,18 @@ class OciLaunch:
                 break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
+
+
+def _unix_listener(path: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.bind(os.fspath(path))
+        path.chmod(0o666)  # users of the box are others on the host
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _has_ended(child: int) -> bool:

@@ -21,7 +21,21 @@ SCRIPT, STDIN = "script", "stdin"
 READY = b"burnish: ready\n"
 STARTED = b"burnish: started\n"
 
-LAUNCHER = (SHELL, "-c", f"echo {READY.decode().strip()!r} >&2 && read -r go && . {INBOX}/{SCRIPT}")
+NET = "/run/net"
+"""Where a box that needs the relay sees `RELAY` and `SOCKET`."""
+RELAY, SOCKET = "relay.py", "socket"
+
+
+def launcher(relay_port: int = 0) -> tuple[str, ...]:
+    """The shell's command line.
+
+    Args:
+        relay_port: where the relay listens, before the command is known; 0: no relay. If it does
+            not come up, programs find nobody there.
+    """
+    relay = f"python3 -I -S {NET}/{RELAY} {NET}/{SOCKET} {relay_port} </dev/null >/dev/null 2>&1; "
+    waits = f"echo {READY.decode().strip()!r} >&2 && read -r go && . {INBOX}/{SCRIPT}"
+    return (SHELL, "-c", (relay if relay_port else "") + waits)
 
 
 def launcher_script(

@@ -1,12 +1,16 @@
 """`SandboxPool` on an OCI runtime."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from burnish.core.boxes import Policy
+from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
+from burnish.sandbox.network.base import NetworkProvider
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
@@ -27,6 +31,7 @@ class OciPool(KeeperPool):
         config: SandboxConfig | None = None,
         runtime: str = RuntimeName.CRUN,
         resolve: Callable[[str], RootImage] | None = None,
+        network: NetworkProvider | None = None,
     ) -> None:
         """Start the keeper and try one box.
 
@@ -34,18 +39,30 @@ class OciPool(KeeperPool):
             config: how many boxes, and with what limits.
             runtime: `crun`, `runc`, `runsc` (gVisor), or the one that `podman` or `docker` brings.
             resolve: finds an image by its name; without, boxes see this host's programs only.
+            network: carries out `Policy.allow`; without, boxes have no network.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
         """
         config = config or SandboxConfig()
-        name = str(find_runtime(runtime).name)
+        found = find_runtime(runtime)
+        self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
                 config.max_boxes,
                 module="burnish.sandbox.oci.keeper",
                 control_groups=config.control_groups,
-                arguments=(name,),
+                arguments=(str(found.name), str(int(network is not None))),
             ),
             None if resolve is None else lambda image: str(resolve(image).root.resolve()),
+            network,
         )
+
+    def check_root(self, root: str, policy: Policy) -> None:
+        """See `KeeperPool`: gVisor's boxes need a Python for their network."""
+        places = (f"{root}/{place}/python3" for place in ("usr/local/bin", "usr/bin", "bin"))
+        if policy.allow and self._needs_relay and not any(map(os.path.lexists, places)):
+            raise UserError(
+                "the image has no python3, with which boxes of gVisor reach their network.",
+                fix="install python3 in the image, or choose another backend",
+            )

@@ -13,6 +13,8 @@ from burnish.core.records import Record
 
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _VERSION_DEADLINE_S = 5.0
+RELAY_BYTES = 24 * 2**20
+"""What the relay may use beside the program: 9 MiB were seen."""
 SENTRY_BYTES = 48 * 2**20
 """What gVisor itself may use beside the program: 22 MiB were seen around `true`."""
 
@@ -73,7 +75,14 @@ class Runtime(Record, frozen=True, kw_only=True):
         """Whether control groups hold the runtime too: its processes are the box's kernel."""
         return self.name is RuntimeName.RUNSC
 
-    def command(self, *, state: Path, bundle: Path, box: str, rootless: bool) -> list[str]:
+    @property
+    def has_own_network(self) -> bool:
+        """Whether sockets of programs are not this machine's, so that nobody can listen to them."""
+        return self.name is RuntimeName.RUNSC
+
+    def command(
+        self, *, state: Path, bundle: Path, box: str, rootless: bool, relayed: bool
+    ) -> list[str]:
         """Runs a container in the foreground; its status is the container's.
 
         Args:
@@ -81,6 +90,7 @@ class Runtime(Record, frozen=True, kw_only=True):
             bundle: directory with `config.json`; the pid of process 1 is written to `pid` in it.
             box: id of the container.
             rootless: we are not root outside our user namespace.
+            relayed: a relay in the box connects to a socket of ours.
         """
         run = ["run", "--bundle", str(bundle), "--pid-file", str(bundle / "pid"), box]
         start = [self.path, "--root", str(state)]
@@ -91,6 +101,9 @@ class Runtime(Record, frozen=True, kw_only=True):
             # denies all calls on keys.
             return [*start, "--rootless", "true", "run", "--no-new-keyring", *run[1:]]
         options = ["--network=none", "--platform=ptrace", "--ignore-cgroups", "--oci-seccomp"]
+        if relayed:
+            # It may connect to sockets that it sees, and it sees one; it may make none of its own.
+            options.append("--host-uds=open")
         return [*start, *options, *(["--rootless"] if rootless else []), *run]
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from burnish.sandbox.proctree import read_processes
+from burnish.sandbox.proctree import read_process, read_processes
 
 _MEMORY_FILE = "/memfd:runsc-memory"
 _BLOCK_BYTES = 512
@@ -27,4 +27,9 @@ def _memory_file_bytes(pid: int) -> int:
                 return os.stat(path).st_blocks * _BLOCK_BYTES
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return 0
+    except PermissionError:
+        # Nobody may look into a process that has given up its memory on its way to the end.
+        process = read_process(pid)
+        if process is not None and not process.dead and process.rss_bytes:
+            raise
     return 0
