@@ -287,3 +287,17 @@ def test_a_snapshot_waits_for_the_running_command(stateful: SandboxPool) -> None
         assert await sh(box, "cat f") == "done\n"
 
     in_box(stateful, use)
+
+
+def test_layers_that_snapshots_keep_are_not_charged_to_the_next_box(stateful: SandboxPool) -> None:
+    async def keep(box: StatefulSandbox) -> Snapshot:
+        await sh(box, "head -c 40000000 /dev/zero > big", memory_bytes=2**27)
+        return await box.snapshot()
+
+    async def use(box: StatefulSandbox) -> ExecStatus:
+        code = "held = bytearray(20_000_000)\nfor i in range(0, len(held), 4096): held[i] = 1"
+        return (await box.exec(python_argv("-c", code), limits=Limits(memory_bytes=2**25))).status
+
+    for _ in range(4):
+        in_box(stateful, keep)
+        assert in_box(stateful, use) is ExecStatus.OK

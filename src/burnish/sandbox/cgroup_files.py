@@ -60,6 +60,10 @@ class BoxGroup(Protocol):
         """Highest usage since `set_limits`."""
         ...
 
+    def held_bytes(self) -> int:
+        """Memory charged now: files of layers stay charged to the box that wrote them."""
+        ...
+
     def left(self) -> None:
         """The box is gone: whoever gets the groups next has joined nothing."""
         ...

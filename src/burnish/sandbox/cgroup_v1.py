@@ -159,6 +159,10 @@ class GroupV1:
             return None
         return int(self._files.read(f"{self._memory}max_usage_in_bytes"))
 
+    def held_bytes(self) -> int:
+        """Without a memory controller nothing is charged."""
+        return int(self._files.read(f"{self._memory}usage_in_bytes")) if self._memory else 0
+
     def left(self) -> None:
         """The next box starts outside of the late trees, without their limits."""
         self._joined = False

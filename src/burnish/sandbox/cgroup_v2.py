@@ -100,6 +100,12 @@ class GroupV2:
         except PermissionError:
             return self._files.descriptor(f"{self._dir}/memory.peak", os.O_RDONLY)
 
+    def held_bytes(self) -> int:
+        """Without a memory controller nothing is charged."""
+        if "memory" not in self._names:
+            return 0
+        return int(self._files.read(f"{self._dir}/memory.current"))
+
     def left(self) -> None:
         """Nothing was joined."""
 

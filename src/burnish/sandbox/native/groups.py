@@ -16,6 +16,8 @@ _FDS_PER_BOX = 7
 _FDS_PER_GROUP = 9
 _FDS_ELSEWHERE = 512
 _DEFAULTS = Limits()
+# Page tables and the like of a box that has just ended are still charged for a moment.
+_USED_UP_BYTES = 4 * 2**20
 
 
 class Groups:
@@ -29,6 +31,7 @@ class Groups:
         self._numbers = itertools.count()
         self._free: list[BoxGroup] = []
         self._all: set[BoxGroup] = set()
+        self._used_up: set[BoxGroup] = set()
 
     def take(self) -> BoxGroup:
         """Groups with default limits and nobody in them.
@@ -36,8 +39,7 @@ class Groups:
         Raises:
             OSError: the host is out of something.
         """
-        with self._lock:
-            group = self._free.pop() if self._free else None
+        group = self._reusable()
         if group is None:
             group = self._controllers.make(f"box-{next(self._numbers)}", keep_open=self._keep_open)
             with self._lock:
@@ -49,6 +51,25 @@ class Groups:
             self.give(group)
             raise
         return group
+
+    def _reusable(self) -> BoxGroup | None:
+        """A free group to which nothing is charged any more.
+
+        Where a box wrote layers that snapshots keep, the next box would pay for them. Deleting the
+        group hands the charge to the group above.
+        """
+        while True:
+            with self._lock:
+                if not self._free:
+                    return None
+                group = self._free.pop()
+            if group.held_bytes() <= _USED_UP_BYTES:
+                return group
+            group.close()
+            with self._lock:
+                self._all.discard(group)
+                self._used_up.add(group)
+                self._used_up = {old for old in self._used_up if not old.delete()}
 
     def give(self, group: BoxGroup) -> None:
         """Nobody is in it any more."""
@@ -62,7 +83,8 @@ class Groups:
     def close(self) -> None:
         """Remove all. Blocks while a dying process still holds one, two seconds at most."""
         with self._lock:
-            left, self._all = self._all, set()
+            left, self._all = self._all | self._used_up, set()
+            self._used_up = set()
             free, self._free = self._free, []
         # A box that its user still holds may read its counters a last time.
         for group in free:
