@@ -115,9 +115,11 @@ async def use(box: NativeBox, dice: random.Random) -> None:
     elif kind == 2:
         await box.write_file("f", b"x")
         snapshot = await box.snapshot()
-        await box.exec(("rm", "f"))
-        await box.rollback(snapshot)
-        box._book.forget(snapshot)
+        try:
+            await box.exec(("rm", "f"))
+            await box.rollback(snapshot)
+        finally:
+            box._book.forget(snapshot)
     elif kind == 3:
         await box.exec(("sh", "-c", "echo x > y"))
         async with box.fork(2) as forks:
