@@ -193,7 +193,10 @@ class RemoteStatefulBox(RemoteBox):
             name = await self._pool.run(lambda: self._pool.wire.upload(file))
         finally:
             await asyncio.to_thread(file.close)
-        await self._job("import", m.Import(file=name), m.Done)
+        try:
+            await self._job("import", m.Import(file=name), m.Done)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from error
 
 
 def box_path(box_id: str, url: str) -> str:

@@ -125,6 +125,9 @@ class Worker:
         path = self._spool.find(message.file)
         try:
             await box.import_tar(path)
+        except ValueError as error:
+            # Where files lie on this host is nobody else's business.
+            raise ValueError(str(error).removeprefix(f"{path}: ")) from error
         finally:
             self._spool.remove(message.file)
         return m.Done()
