@@ -44,6 +44,9 @@ _CORE = 4
 _BY_USER = {"setpriority": 2, "ioprio_set": 3}
 # AF_UNIX, AF_INET, AF_INET6. Packet, netlink, vsock, alg and the rest are refused.
 _FAMILIES = (1, 2, 10)
+# The family's own, ICMP, TCP, UDP, ICMPv6. Rare ones (SCTP, DCCP, MPTCP, UDP-Lite) are code that
+# few hosts run otherwise, and the kernel loads their modules for whoever asks.
+_PROTOCOLS = (0, 1, 6, 17, 58)
 _PERSONALITIES = (0, 0xFFFFFFFF)
 
 
@@ -73,6 +76,19 @@ def _only(offset: int, allowed: tuple[int, ...], refusal: int) -> list[_Instruct
         _Instruction(_JEQ_K, len(allowed) - index, 0, value) for index, value in enumerate(allowed)
     ]
     return [_statement(_LD_ABS, offset), *tests, _error(refusal), _statement(_RET_K, _ALLOW)]
+
+
+def _socket() -> list[_Instruction]:
+    families = [
+        _Instruction(_JEQ_K, len(_FAMILIES) - index, 0, value)
+        for index, value in enumerate(_FAMILIES)
+    ]
+    return [
+        _statement(_LD_ABS, _ARG0),
+        *families,
+        _error(errno.EAFNOSUPPORT),
+        *_only(_ARG2, _PROTOCOLS, errno.EPROTONOSUPPORT),
+    ]
 
 
 def _none_of(denied: tuple[tuple[int, int], ...]) -> list[_Instruction]:
@@ -159,7 +175,7 @@ def build_filter(machine: str | None = None) -> bytes:
         denied = ((_ARG0, 1),) if of_one else ((_ARG0, _BY_USER[name]), (_ARG1, 1))
         program += _for_call(numbers[arch.column], _none_of(denied))
     for name in ("socket", "socketpair"):
-        program += _for_call(special[name], _only(_ARG0, _FAMILIES, errno.EAFNOSUPPORT))
+        program += _for_call(special[name], _socket())
     program += _for_call(special["personality"], _only(_ARG0, _PERSONALITIES, errno.EPERM))
     program.append(_statement(_RET_K, _ALLOW))
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in program)

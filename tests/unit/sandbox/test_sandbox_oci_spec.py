@@ -145,7 +145,15 @@ def test_clone_is_allowed_exactly_without_new_namespaces(flags: int) -> None:
 @given(family=st.integers(0, 2**64 - 1))
 def test_only_three_families_of_sockets_are_allowed(family: int) -> None:
     for name in ("socket", "socketpair"):
-        assert verdicts(name, family) == ({"allow"} if family in (1, 2, 10) else {"deny"})
+        assert verdicts(name, family, 1, 0) == ({"allow"} if family in (1, 2, 10) else {"deny"})
+
+
+@given(protocol=st.integers(0, 300))
+def test_only_plain_protocols_are_allowed(protocol: int) -> None:
+    """What no rule names does not exist."""
+    for family in (1, 2, 10):
+        wanted = {"allow"} if protocol in (0, 1, 6, 17, 58) else set()
+        assert verdicts("socket", family, 1, protocol) == wanted
 
 
 def test_gvisors_filter_differs_in_what_an_unlisted_call_answers_only() -> None:

@@ -94,6 +94,15 @@ def test_sockets_of_three_families_only(machine: str, high: int, family: int) ->
 
 
 @pytest.mark.parametrize("machine", MACHINES)
+@given(high=st.integers(0, 2**32 - 1), protocol=st.integers(0, 300))
+def test_sockets_of_plain_protocols_only(machine: str, high: int, protocol: int) -> None:
+    number = SPECIAL["socket"][ARCHITECTURES[machine].column]
+    wanted = ALLOW if protocol in (0, 1, 6, 17, 58) else error(errno.EPROTONOSUPPORT)
+    for family in (1, 2, 10):
+        assert evaluate(machine, number, family, 1, high << 32 | protocol) == wanted
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(("request_number", "passes"), [(0x5412, 0), (0x541C, 0), (0x5401, 1)])
 def test_terminal_input_is_refused(machine: str, request_number: int, passes: int) -> None:
     number = SPECIAL["ioctl"][ARCHITECTURES[machine].column]
