@@ -23,7 +23,7 @@ class HelperBuildHook(BuildHookInterface):
             )
             return
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["artifacts"].append(f"{_NATIVE}/_helper")
+        build_data["artifacts"].append(f"{_NATIVE}/_zygote")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{platform}"
 

@@ -2,6 +2,7 @@
 
 import math
 import resource
+from collections.abc import Collection
 
 from burnish.core.boxes import Capabilities, Feature, Limits, Policy, Privileges
 from burnish.core.errors import UserError
@@ -62,6 +63,22 @@ def check_enforced(limits: Limits, capabilities: Capabilities) -> None:
             )
 
 
+def group_enforced(controllers: Collection[str]) -> frozenset[str]:
+    """Limits that only control groups enforce.
+
+    Args:
+        controllers: those that boxes have.
+    """
+    enforced = set()
+    if "memory" in controllers:
+        enforced.add("swap_bytes")
+    if "cpu" in controllers:
+        enforced.add("cpus")
+    if "blkio" in controllers or "io" in controllers:
+        enforced |= {"read_bytes_per_s", "write_bytes_per_s"}
+    return frozenset(enforced)
+
+
 def check_policy(image: str | None, policy: Policy, capabilities: Capabilities) -> None:
     """Refuse an image or a policy that the backend does not have.
 
@@ -114,7 +131,7 @@ def rlimits(
 
 
 def bound_for_boxes() -> None:
-    """Limits of this process that boxes inherit and nobody asks for. See `native/helper/main.c`.
+    """Limits of this process that boxes inherit and nobody asks for. See `native/zygote/main.c`.
 
     With a core limit of 1 the kernel writes no core file and does not start what
     `kernel.core_pattern` names, which it does with any other, 0 too.

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-SOURCES = Path(__file__).with_name("helper")
-BINARY = Path(__file__).with_name("_helper")
+SOURCES = Path(__file__).with_name("zygote")
+BINARY = Path(__file__).with_name("_zygote")
 """Where the build puts it; never under version control."""
 
 WARNINGS = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
@@ -64,7 +64,7 @@ def build_helper(destination: Path = BINARY, flags: Sequence[str] | None = None)
     choices = [(*_HARDENED, *link) for link in _LINKS] if flags is None else [tuple(flags)]
     message = ""
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".build-") as directory:
-        made = Path(directory, "helper")
+        made = Path(directory, "zygote")
         for choice in choices:
             command = [*compiler, *WARNINGS, *choice, mark, "-o", str(made), *sources]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ from burnish.core.errors import UserError
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.host_view import namespace_fix
 from burnish.sandbox.interpreter import find_python
+from burnish.sandbox.limits import group_enforced
 from burnish.sandbox.native.identities import NUM_IDS, Identities
 from burnish.sandbox.native.protocol import Ability
 
@@ -66,14 +67,7 @@ def describe(
         images: somebody resolves names of images.
         network: somebody provides networks.
     """
-    enforces = set(_ALWAYS)
     bases = controllers.bases if controllers else {}
-    if "memory" in bases:
-        enforces.add("swap_bytes")
-    if "cpu" in bases:
-        enforces.add("cpus")
-    if bases.keys() & {"blkio", "io"}:
-        enforces |= {"read_bytes_per_s", "write_bytes_per_s"}
     features = set(_FEATURES)
     if ids.num_ids < 3:
         features.discard(Feature.PRIVILEGES)
@@ -85,7 +79,7 @@ def describe(
         features.add(Feature.ALLOW_LIST)
     return Capabilities(
         backend="native",
-        enforces=frozenset(enforces),
+        enforces=_ALWAYS | group_enforced(bases),
         isolation=Isolation.NAMESPACES,
         features=frozenset(features),
         seccomp=True,

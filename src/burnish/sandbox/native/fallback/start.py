@@ -10,10 +10,10 @@ import sys
 from ..protocol import Op
 from . import kernel
 from .hello import parse_hello
-from .helper import Helper
 from .stage import Stage, make_stage
 from .template import Wish, launch, read_sources, serve_template
 from .wire import Channel, Malformed, Message, close_all, read_all
+from .zygote import Helper
 
 _SITE = ("site", "no-site")
 _USAGE = "usage: FD | --template INTERPRETER site|no-site PATH:PATH... [MODULE...] FD"

@@ -26,12 +26,12 @@ from typing import NamedTuple, NoReturn
 from ..protocol import Ability
 from . import kernel
 from .box import NAMESPACES, become_root
-from .helper import Helper
 from .layers import Layer, attach_all, detach_all
 from .root import build_root
 from .stage import Stage
 from .users import Users
 from .wire import Channel, Message
+from .zygote import Helper
 
 BASE = "/.burnish"
 _ROOM_BYTES, _ROOM_INODES = 8 * 2**20, 4096

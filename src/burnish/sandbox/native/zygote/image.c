@@ -13,7 +13,7 @@
 #include <sys/utsname.h>
 #include <sys/wait.h>
 
-#include "helper.h"
+#include "zygote.h"
 
 const char *failed_stage = "";
 int fail(const char *stage) {

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#include "helper.h"
+#include "zygote.h"
 
 enum { MAX_BODY_BYTES = 16 << 20, MAX_LIMITS = 16, MAX_FILE_TASK_US = 20 * 1000000 };
 static const uint64_t MAX_WALL_US = 365ULL * 86400 * 1000000; /* what is longer would overflow */

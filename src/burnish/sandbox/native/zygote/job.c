@@ -9,7 +9,7 @@
 #include <sys/sendfile.h>
 #include <sys/stat.h>
 
-#include "helper.h"
+#include "zygote.h"
 
 const uint64_t PACKAGE_CAPABILITIES =
     1 << CAP_CHOWN | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER | 1 << CAP_FSETID | 1 << CAP_SETUID |

@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "helper.h"
+#include "zygote.h"
 
 #ifndef SOURCE_DIGEST
 #define SOURCE_DIGEST "unknown"

@@ -15,7 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-#include "helper.h"
+#include "zygote.h"
 
 /* With a core limit of 1 the kernel neither writes a file nor starts, as root of the host, what
  * core_pattern may name: with any other it does, 0 too. Queued signals are counted for us as well:
