@@ -126,7 +126,9 @@ def launcher_script(
     closing = " ".join(f"{fd:d}<&-" for fd in Fd if fd > Fd.STDERR and fd is not Fd.STARTED)
     words = [f"exec {closing}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    words += [f"echo s >&{Fd.STARTED:d}", f"exec {Fd.STARTED:d}>&-"]
     if cwd != WORK:
-        words.append(f"cd -- {shlex.quote(cwd)}")
-    words += [f"echo s >&{Fd.STARTED:d}", f"exec {Fd.STARTED:d}>&-", f"exec {shlex.join(argv)}"]
+        # After the report: a directory that a program has removed is no failure of the box.
+        words.append(f"{{ cd -- {shlex.quote(cwd)} || exit 127; }}")
+    words.append(f"exec {shlex.join(argv)}")
     return " && ".join(words).encode("utf-8", "surrogateescape") + b"\n"

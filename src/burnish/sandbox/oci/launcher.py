@@ -47,8 +47,10 @@ def launcher_script(
     """
     words = [f"exec 2>&3 3>&- <{INBOX}/{STDIN}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in {**BASE_ENV, **env}.items()]
+    words.append(f"echo {STARTED.decode().strip()!r} >&2")
     if cwd != WORK:
-        words.append(f"cd -- {shlex.quote(cwd)}")
-    words += [f"echo {STARTED.decode().strip()!r} >&2", f"exec {shlex.join(argv)}"]
+        # After the report: a directory that a program has removed is no failure of the box.
+        words.append(f"{{ cd -- {shlex.quote(cwd)} || exit 127; }}")
+    words.append(f"exec {shlex.join(argv)}")
     lines = ("exec 3>&2 2>/dev/null", f"( {' && '.join(words)} )", "exit $?", "")
     return "\n".join(lines).encode("utf-8", "surrogateescape")
