@@ -33,15 +33,13 @@ from burnish.sandbox.host_view import (
     system_paths,
 )
 from burnish.sandbox.keeper.attacher import Attacher
+from burnish.sandbox.keeper.capabilities import enforced, group_notes
 from burnish.sandbox.keeper.namespace import box_identity, enter, make_base
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.network.base import PROXY_PORT
 from burnish.sandbox.seccomp import build_filter
 
 INSTALL_FIX = "sudo apt-get install bubblewrap"
-_ENFORCED = frozenset(
-    {"wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files"}
-)
 _SELF_TEST_LINES = {
     "Seccomp:": "2",
     "NoNewPrivs:": "1",
@@ -138,6 +136,7 @@ def _controllers() -> Controllers | None:
             Path("/proc/self/cgroup").read_text(encoding="ascii"),
             Path("/proc/self/mountinfo").read_text(encoding="utf-8"),
             owner_name(),
+            rates=True,
         )
     return None
 
@@ -171,22 +170,14 @@ def _first_failure(result: ExecResult) -> str:
 
 def _capabilities(host: Host, privileged: bool, has_network: bool) -> Capabilities:
     notes = ["namespaces share the host's kernel: a kernel bug is a way out of the box"]
-    exact = host.controllers
-    if exact is None:
-        notes.append(
-            "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
-            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
-        )
-    elif not (exact.memory and exact.pids):
-        lacking = [n for n in ("memory", "pids") if n not in exact.bases]
-        notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
+    notes += group_notes(host.controllers)
     if not privileged:
         notes.append("not root: boxes run as your own user id, in their own namespaces")
     if not host.features.has("--disable-userns"):
         notes.append("bubblewrap < 0.8: nested user namespaces are refused by the filter alone")
     return Capabilities(
         backend="bubblewrap",
-        enforces=_ENFORCED | ({"swap_bytes"} if exact and exact.memory else set()),
+        enforces=enforced(host.controllers),
         isolation=Isolation.NAMESPACES,
         features=frozenset({Feature.ALLOW_LIST} if has_network else ()),
         seccomp=True,

@@ -100,9 +100,9 @@ class Launch:
             if not (more := read_now(self._info)):
                 return
             text += more
-        self._child_pid = int(match[1])
+        self.process_1 = int(match[1])
         if self._plan.attach is not None:
-            await self._plan.attach(self._child_pid)
+            await self._plan.attach(self.process_1)
         _write_unless_dead(self._block)
 
     def go(self, stdin: bytes, script: bytes) -> None:
@@ -113,11 +113,11 @@ class Launch:
 
     def listen(self, port: int) -> socket.socket | None:
         """See `Launched`."""
-        if self._child_pid is None:
+        if self.process_1 is None:
             return None
         # It waits for us; dead, it stays a zombie of the monitor's or ours until `end`.
         try:
-            child_fd = os.pidfd_open(self._child_pid)
+            child_fd = os.pidfd_open(self.process_1)
         except ProcessLookupError:
             return None
         try:
@@ -146,14 +146,14 @@ class Launch:
         for descriptor in self._ours:
             os.close(descriptor)
 
-    _child_pid: int | None = None
+    process_1: int | None = None
 
     def _orphans(self) -> list[int]:
         """Process 1 of the box, now our child; or nobody, if the monitor saw it die."""
-        if self._child_pid is None and (match := _CHILD_PID.search(read_now(self._info))):
-            self._child_pid = int(match[1])
-        if self._child_pid is not None:
-            return [self._child_pid]
+        if self.process_1 is None and (match := _CHILD_PID.search(read_now(self._info))):
+            self.process_1 = int(match[1])
+        if self.process_1 is not None:
+            return [self.process_1]
         # Killed between clone and the note: take every child that we cannot account for.
         return [pid for pid in child_pids() if pid not in self._plan.helpers]
 

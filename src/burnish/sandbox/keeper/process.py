@@ -41,6 +41,8 @@ class Launched(Protocol):
     """Readable, with a byte to read, once the program runs."""
     monitor_pid: int
     """Our child, which lives as long as the command."""
+    process_1: int | None
+    """Of the box, once it waits; None if there is none."""
 
     def go(self, stdin: bytes, script: bytes) -> None:
         """Give it its command."""

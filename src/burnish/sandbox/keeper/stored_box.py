@@ -4,8 +4,7 @@ What actually isolates a command (bubblewrap, an OCI runtime) is up to the subcl
 """
 
 import asyncio
-import os
-import shutil
+import errno
 import socket
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -15,7 +14,7 @@ from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.sandbox import files
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.cgroup_files import BoxGroup
-from burnish.sandbox.keeper.namespace import Identity, mount_tmpfs, resize_tmpfs, unmount
+from burnish.sandbox.keeper.namespace import Identity
 from burnish.sandbox.keeper.process import (
     START_DEADLINE_S,
     Command,
@@ -24,6 +23,7 @@ from burnish.sandbox.keeper.process import (
     uninterrupted,
 )
 from burnish.sandbox.keeper.protocol import Exec
+from burnish.sandbox.keeper.storage import Storage
 from burnish.sandbox.limits import ulimits
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
@@ -71,16 +71,8 @@ class StoredBox(ABC):
         self._proxy_port = proxy_port
         self._identity = identity
         self._lock = asyncio.Lock()
-        self._storage = base / name
-        self._storage.mkdir(mode=0o711)
-        self._disk_bytes = Limits().disk_bytes
-        mount_tmpfs(str(self._storage), size_bytes=self._disk_bytes, mode=0o711)
-        for folder in ("work", "tmp", "shm"):
-            path = self._storage / folder
-            path.mkdir(mode=0o755)
-            if identity is not None:
-                os.chown(path, identity.uid, identity.gid)
-        self._work_fd = os.open(self._storage / "work", os.O_RDONLY | os.O_DIRECTORY)
+        self._files = Storage(base / name, identity)
+        self._storage = self._files.path
         self._group: BoxGroup | None = controllers.make(name) if controllers else None
         self._num_runs = 0
         self._warm: asyncio.Task[Launched] | None = None
@@ -93,12 +85,12 @@ class StoredBox(ABC):
         """See `files.write_file`."""
         owner = None if self._identity is None else files.Owner(*self._identity)
         async with self._lock:
-            files.write_file(self._work_fd, path, data, owner)
+            files.write_file(self._files.work_fd, path, data, owner)
 
     async def read_file(self, path: str, limit_bytes: int) -> bytes:
         """See `files.read_file`."""
         async with self._lock:
-            return files.read_file(self._work_fd, path, limit_bytes)
+            return files.read_file(self._files.work_fd, path, limit_bytes)
 
     async def listen(self) -> socket.socket | None:
         """Make the network of the next command, whose process is started if it was not yet.
@@ -129,11 +121,14 @@ class StoredBox(ABC):
     async def run(self, argv: tuple[str, ...], request: Exec) -> ExecResult:
         """Run a command to its end."""
         async with self._lock:
-            if problem := self._apply(request.limits):
+            if problem := await self._apply(request.limits):
                 return problem
             launch = await self._take_launch()
             self._num_runs += 1
+            await self._join(request.limits, launch)
             result = await Run(self._command(argv, request), launch).result()
+            if self._group is not None:
+                self._group.left()
             if self._num_runs > 1:
                 # It was used again, so it is likely to be used once more.
                 self._warm = asyncio.create_task(self._start())
@@ -181,29 +176,46 @@ class StoredBox(ABC):
         """Free everything. No command runs any more."""
         if self._warm is not None:
             await _dispose(self._warm)
-        os.close(self._work_fd)
-        unmount(str(self._storage))
-        shutil.rmtree(self._storage)
+        self._files.close()
         for _ in range(_REMOVAL_TRIES):
             # A control group stays busy for a moment after its last process was reaped.
             if self._group is None or self._group.remove():
                 return
             await asyncio.sleep(_REMOVAL_PAUSE_S)
 
-    def _apply(self, limits: Limits) -> ExecResult | None:
+    async def _apply(self, limits: Limits) -> ExecResult | None:
         """Set the limits that belong to the box. A result if it is already beyond one."""
-        if limits.disk_bytes != self._disk_bytes:
-            try:
-                resize_tmpfs(str(self._storage), limits.disk_bytes)
-            except OSError:
-                return _refused(ExecStatus.DISK, "the box already holds more than disk_bytes")
-            self._disk_bytes = limits.disk_bytes
+        try:
+            mount_anew = self._files.resize(limits)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return _refused(ExecStatus.DISK, "the box already holds more than its disk limits")
+        if mount_anew and self._warm is not None:
+            warm, self._warm = self._warm, None
+            await _dispose(warm)
         if self._group is not None:
             try:
                 self._group.set_limits(self._group_limits(limits))
             except OSError:
                 return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
         return None
+
+    async def _join(self, limits: Limits, launch: Launched) -> None:
+        """Enter the groups of limits that few ask for. The process waits for its command.
+
+        Takes the kernel up to 10 ms, in which the keeper does nothing else.
+        """
+        group = self._group
+        if group is None or launch.process_1 is None or not group.must_join(limits):
+            return
+        try:
+            group.join(launch.process_1)
+            group.set_limits(self._group_limits(limits))
+        except OSError:
+            await uninterrupted(asyncio.ensure_future(launch.end()))
+            launch.close()
+            raise
 
     def _command(self, argv: tuple[str, ...], request: Exec) -> Command:
         limits = request.limits
@@ -219,20 +231,12 @@ class StoredBox(ABC):
             limits=limits,
             group=self._group,
             sample=None if exact and exact.memory and exact.pids else self._sample,
-            disk_full=self._disk_full,
+            disk_full=self._files.is_full,
         )
 
     def _sample(self, monitor_pid: int) -> TreeUsage:
         usage = tree_usage(read_processes(), monitor_pid)
-        return usage._replace(memory_bytes=usage.memory_bytes + self._stored_bytes())
-
-    def _stored_bytes(self) -> int:
-        room = os.statvfs(self._storage)
-        return (room.f_blocks - room.f_bfree) * room.f_frsize
-
-    def _disk_full(self) -> bool:
-        room = os.statvfs(self._storage)
-        return room.f_bfree == 0 or room.f_ffree == 0
+        return usage._replace(memory_bytes=usage.memory_bytes + self._files.used_bytes())
 
 
 async def _dispose(starting: asyncio.Task[Launched]) -> None:

@@ -174,7 +174,7 @@ class OciBox(StoredBox):
             return usage
         # Its processes are no tasks of the box: there RLIMIT_NPROC counts. And what a program uses
         # is resident in no process, but in one file in memory.
-        used = self._stored_bytes() + sentry_file_bytes(monitor_pid)
+        used = self._files.used_bytes() + sentry_file_bytes(monitor_pid)
         return usage._replace(num_tasks=1, memory_bytes=max(0, used - self._relay_bytes))
 
     @property

@@ -2,12 +2,9 @@
 
 from burnish.core.boxes import Capabilities, Feature
 from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.keeper.capabilities import enforced, group_notes
 from burnish.sandbox.oci.box import BoxUsers
 from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime
-
-_ENFORCED = frozenset(
-    {"wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files"}
-)
 
 _RELAY_NOTE = (
     "boxes with an allow-list need python3 in PATH, for a relay, and gVisor opens the one socket "
@@ -28,7 +25,7 @@ def describe(
     has_network: bool,
 ) -> Capabilities:
     """What was found."""
-    notes = [*_kernel_notes(runtime), *_group_notes(exact)]
+    notes = [*_kernel_notes(runtime), *group_notes(exact)]
     if rootless:
         notes.append("not root: boxes run as your own user id, in their own namespaces")
     if all(mapping.container_id == 0 for mapping in users.id_map):
@@ -38,10 +35,9 @@ def describe(
         )
     if runtime.has_own_network:
         notes.append(_RELAY_NOTE if has_network else _NO_RELAY_NOTE)
-    has_memory = exact is not None and exact.memory
     return Capabilities(
         backend=runtime.backend,
-        enforces=_ENFORCED | ({"swap_bytes"} if has_memory else set()),
+        enforces=enforced(exact),
         isolation=runtime.isolation,
         features=frozenset({Feature.IMAGES, *([Feature.ALLOW_LIST] if has_network else [])}),
         seccomp=True,
@@ -64,15 +60,3 @@ def _kernel_notes(runtime: Runtime) -> list[str]:
             "system calls are filtered by name: what is not listed does not exist (ENOSYS)"
         )
     return notes
-
-
-def _group_notes(exact: Controllers | None) -> list[str]:
-    if exact is None:
-        return [
-            "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
-            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
-        ]
-    lacking = [name for name in ("memory", "pids") if name not in exact.bases]
-    if lacking:
-        return [f"no {' and '.join(lacking)} control group: sampled every 20 ms instead"]
-    return []

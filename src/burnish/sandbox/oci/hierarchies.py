@@ -70,5 +70,6 @@ def _controllers(below: str) -> Controllers | None:
             Path("/proc/self/cgroup").read_text(encoding="ascii"),
             "\n".join(line for line in lines if line.split()[4].startswith(below)),
             owner_name(),
+            rates=True,
         )
     return None

@@ -116,6 +116,7 @@ class OciLaunch:
         bundle.mkdir(mode=0o711)
         plan.write_bundle(bundle)
         self._init_fd: int | None = None
+        self.process_1: int | None = None
         self.stdout: Capture = Capture()
         self._marked = MarkedCapture()
         self.stderr: Capture = self._marked
@@ -160,7 +161,7 @@ class OciLaunch:
             ended.cancel()
             await asyncio.wait((ended,))
         if self._marked.ready:
-            pid = await self._process_1()
+            pid = self.process_1 = await self._find_process_1()
             # It waits for us, so the number is still its own.
             self._init_fd = os.pidfd_open(pid)
             if self._plan.attach is not None:
@@ -218,7 +219,7 @@ class OciLaunch:
         self._plan.remove_group(self._bundle)
         shutil.rmtree(self._bundle)
 
-    async def _process_1(self) -> int:
+    async def _find_process_1(self) -> int:
         """Some runtimes write its number only after they have let it go.
 
         Raises:

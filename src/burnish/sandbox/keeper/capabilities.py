@@ -1,0 +1,34 @@
+"""What boxes of every keeper can do, and what their host lacks."""
+
+from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.limits import group_enforced
+
+_ALWAYS = frozenset(
+    {
+        "wall_s", "cpu_s", "memory_bytes", "num_pids", "disk_bytes", "stdout_bytes", "num_files",
+        "num_inodes", "shm_bytes",
+    }
+)  # fmt: skip
+
+
+def enforced(controllers: Controllers | None) -> frozenset[str]:
+    """Names of the limits that hold."""
+    return _ALWAYS | group_enforced(controllers.bases if controllers else ())
+
+
+def group_notes(controllers: Controllers | None) -> list[str]:
+    """What is weaker than it could be."""
+    if controllers is None:
+        return [
+            "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
+            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
+        ]
+    notes = []
+    if lacking := [name for name in ("memory", "pids") if name not in controllers.bases]:
+        notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
+    if "blkio" in controllers.bases:
+        notes.append(
+            "control groups of version 1: write_bytes_per_s holds for direct and synchronous "
+            "writes, not for buffered ones"
+        )
+    return notes
