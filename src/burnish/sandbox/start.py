@@ -78,14 +78,14 @@ def _native(wanted: Wanted) -> SandboxPool:
 def _bubblewrap(wanted: Wanted) -> SandboxPool:
     from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 
-    return BubblewrapPool(wanted.config)
+    return BubblewrapPool(wanted.config, network=wanted.network())
 
 
 def _oci(runtime: str) -> Callable[[Wanted], SandboxPool]:
     def start(wanted: Wanted) -> SandboxPool:
         from burnish.sandbox.oci.pool import OciPool
 
-        return OciPool(wanted.config, runtime, resolve=wanted.resolve)
+        return OciPool(wanted.config, runtime, resolve=wanted.resolve, network=wanted.network())
 
     return start
 

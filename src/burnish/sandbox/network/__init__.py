@@ -1,8 +1,8 @@
 """The network of a box: nothing but the names on its allow list.
 
     job in the box --127.0.0.1:3128--> listening socket --accepted on the host by--> proxy.py
-      (no other route: the namespace     made in the box by its init (LISTEN), or     |
-       has a loopback and nothing else)  relay.py: the same over a unix socket        v
+      (no other route: the namespace     made in the box by its init, from outside    |
+       has a loopback and nothing else)  by its keeper, or by relay.py (gVisor)       v
                                                                                connection.py
       ask.py, http_head.py, socks.py        what does the client want?                |
       policy.py                             is it on the list?                        |

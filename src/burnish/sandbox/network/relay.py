@@ -2,8 +2,8 @@
 
     python3 -I -S relay.py SOCKET PORT [program argument...]
 
-For boxes whose init makes no listening sockets (bubblewrap, OCI runtimes): the socket of
-`unix_listener` is bound into the box at SOCKET. The relay listens, leaves a process behind that
+For boxes whose sockets are not this machine's (gVisor): a unix socket of ours is bound into the box
+at SOCKET. The relay listens, leaves a process behind that
 carries, and becomes the program; without one it ends with status 0 once it listens. It judges
 nothing: all that it could decide, code in the box could decide otherwise.
 
