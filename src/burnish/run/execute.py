@@ -148,6 +148,7 @@ def _loop(
         session.clock,
         num_steps=config.run.steps,
         engine_stats=session.engine.stats,
+        box_use=session.pool.take,
     )
     is_grpo = config.train.loss.algorithm is Algorithm.GRPO
     settings = LoopConfig(

@@ -27,6 +27,7 @@ from burnish.run.config import RunConfig
 from burnish.run.publish import Publisher, WeightSource
 from burnish.run.trainer_thread import TrainerThread
 from burnish.run.training import PolicyTrainer, ServedAs
+from burnish.sandbox.measured import MeasuredPool
 from burnish.sandbox.start import open_pool
 from burnish.store.run_directory import RunDirectory
 from burnish.train.trainer import Trainer
@@ -40,7 +41,7 @@ class Session(NamedTuple):
     config: RunConfig
     loaded: LoadedModel
     environments: Mapping[str, Environment]
-    pool: SandboxPool
+    pool: MeasuredPool
     engine: EngineWorker
     trainer: PolicyTrainer
     publisher: Publisher
@@ -89,7 +90,7 @@ async def open_session(
         UserError: if boxes cannot run on this machine.
     """
     async with AsyncExitStack() as stack:
-        pool = await asyncio.to_thread(open_pool, config.sandbox)
+        pool = MeasuredPool(await asyncio.to_thread(open_pool, config.sandbox))
         stack.push_async_callback(pool.close)
         barrier = Barrier() if config.run.deterministic else None
         engine = _engine(config, loaded, barrier)

@@ -13,6 +13,7 @@ from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
 from burnish.rollout.engine.stats import EngineStats
 from burnish.run.publish import Publication
+from burnish.sandbox.measured import BoxUse
 from burnish.schedule.batcher import BatchPlan
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.length_audit import LengthBias
@@ -37,6 +38,7 @@ class StepReporter:
         *,
         num_steps: int,
         engine_stats: Callable[[], EngineStats],
+        box_use: Callable[[], BoxUse],
         after_s: float = 0.0,
     ) -> None:
         """Wire it.
@@ -47,10 +49,14 @@ class StepReporter:
             clock: for speeds.
             num_steps: of the run.
             engine_stats: the engine's counters.
+            box_use: what was done in sandboxes since the last call.
             after_s: what is expected to follow the last step, for the estimated end.
         """
         self._directory, self._observer, self._clock = directory, observer, clock
         self._num_steps, self._engine_stats, self._after_s = num_steps, engine_stats, after_s
+        # What the gate and the warm-up did belongs to no step.
+        self._box_use = box_use
+        box_use()
         self._recorder = Recorder(metric.CATALOGUE)
         self._last_s = clock.now_s()
         self._last_stats = engine_stats()
@@ -129,6 +135,7 @@ class StepReporter:
             self._optimisation(metrics, elapsed_s)
         engine_rate = self._engine(elapsed_s)
         self._health(publication, scheduler, elapsed_s)
+        self._boxes(self._box_use())
         self._domains()
         self._tell_bias(bias)
         self._directory.metrics.append(step, self._recorder.take())
@@ -232,6 +239,17 @@ class StepReporter:
                 f"(p = {bias.p_value:.1g}): staleness bends the lengths, lower rollout.max_lag"
             )
         self._bias_told = bias.biased
+
+    def _boxes(self, use: BoxUse) -> None:
+        for status, count in use.commands.items():
+            self._recorder.record(metric.SANDBOX_COMMANDS, count, status)
+        for seconds, mean, most in (
+            (use.exec_s, metric.SANDBOX_EXEC_MEAN, metric.SANDBOX_EXEC_MAX),
+            (use.waits_s, metric.SANDBOX_WAIT_MEAN, metric.SANDBOX_WAIT_MAX),
+        ):
+            for value in seconds:
+                self._recorder.record(mean, value)
+                self._recorder.record(most, value)
 
     def _domains(self) -> None:
         for domain, rewards in self._rewards.items():

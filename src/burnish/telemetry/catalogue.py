@@ -87,6 +87,15 @@ CACHED_TOKEN_RATIO = _metric(
 STEP_SECONDS = _metric("step_s", "s", _SUM, "Wall clock of the step.")
 PUBLICATION_SECONDS = _metric("publication_s", "s", _SUM, "Handing new weights to the engine.")
 
+# Sandbox
+SANDBOX_COMMANDS = _metric(
+    "sandbox_commands", "commands", _SUM, "Commands in boxes, by how they ended.", "status"
+)
+SANDBOX_EXEC_MEAN = _metric("sandbox_exec_mean_s", "s", _MEAN, "Mean time of a command in a box.")
+SANDBOX_EXEC_MAX = _metric("sandbox_exec_max_s", "s", _MAX, "Longest command in a box.")
+SANDBOX_WAIT_MEAN = _metric("sandbox_wait_mean_s", "s", _MEAN, "Mean wait for a box.")
+SANDBOX_WAIT_MAX = _metric("sandbox_wait_max_s", "s", _MAX, "Longest wait for a box.")
+
 # Health
 CANARY_MAX_ABS_DIFF = _metric(
     "canary_max_abs_diff", "nats", _MAX, "Engine against trainer on the fixed probe (invariant 4)."

@@ -1,0 +1,112 @@
+"""`SandboxPool` that counts what is done with the boxes of another one: the metrics of a run."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from msgspec import field
+
+from burnish.core.boxes import Capabilities, ExecResult, Policy, Sandbox, SandboxPool
+from burnish.core.records import Record
+
+
+class BoxUse(Record, frozen=True, kw_only=True):
+    """What happened in an interval."""
+
+    waits_s: tuple[float, ...] = ()
+    """How long each box was waited for."""
+    commands: dict[str, int] = field(default_factory=dict)
+    """Commands by `ExecStatus`."""
+    exec_s: tuple[float, ...] = ()
+    """How long each command took, as its caller saw it."""
+
+
+class MeasuredPool:
+    """Any pool; may be used from several event loops as far as that one may."""
+
+    def __init__(self, pool: SandboxPool) -> None:
+        """Wrap a pool, which is closed together with this one."""
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._waits_s: list[float] = []
+        self._exec_s: list[float] = []
+        self._commands: Counter[str] = Counter()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the pool inside."""
+        return self._pool.capabilities
+
+    def acquire(
+        self, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[Sandbox]:
+        """See `SandboxPool.acquire`."""
+        return self._acquire(self._pool.acquire(image, policy))
+
+    @asynccontextmanager
+    async def _acquire(
+        self, context: AbstractAsyncContextManager[Sandbox]
+    ) -> AsyncIterator[Sandbox]:
+        start_s = time.monotonic()
+        async with context as box:
+            with self._lock:
+                self._waits_s.append(time.monotonic() - start_s)
+            yield MeasuredBox(box, self)
+
+    def executed(self, result: ExecResult, seconds: float) -> None:
+        """A command ended."""
+        with self._lock:
+            self._commands[result.status.value] += 1
+            self._exec_s.append(seconds)
+
+    def take(self) -> BoxUse:
+        """What happened since the last call."""
+        with self._lock:
+            use = BoxUse(
+                waits_s=tuple(self._waits_s),
+                commands=dict(self._commands),
+                exec_s=tuple(self._exec_s),
+            )
+            self._waits_s.clear()
+            self._exec_s.clear()
+            self._commands.clear()
+        return use
+
+    async def close(self) -> None:
+        """Close the pool inside."""
+        await self._pool.close()
+
+
+class MeasuredBox:
+    """A box of any kind: all but `exec` goes straight through."""
+
+    def __init__(self, box: Sandbox, pool: MeasuredPool) -> None:
+        """Report to `pool`."""
+        self._box, self._pool = box, pool
+
+    @property
+    def id(self) -> str:
+        """See `Sandbox.id`."""
+        return self._box.id
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write_file`."""
+        await self._box.write_file(path, data)
+
+    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
+        """See `Sandbox.read_file`."""
+        return await self._box.read_file(path, limit_bytes)
+
+    async def exec(self, argv: tuple[str, ...], **options: Any) -> ExecResult:
+        """See `Sandbox.exec`."""
+        start_s = time.monotonic()
+        result = await self._box.exec(argv, **options)
+        self._pool.executed(result, time.monotonic() - start_s)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        """What a stateful box has beyond this."""
+        return getattr(self._box, name)
