@@ -69,7 +69,7 @@ def state(pool: OciPool) -> tuple[int, int, int, int]:
     """Processes, open files and mounts of the keeper proper, control groups."""
     (keeper,) = [p.pid for p in read_processes() if p.parent == pool.keeper_pid]
     return (
-        len(descendants(keeper)),
+        len([process for process in descendants(keeper) if not process.dead]),
         len(os.listdir(f"/proc/{keeper}/fd")),
         len(Path(f"/proc/{keeper}/mountinfo").read_text().splitlines()),
         len(control_groups(pool.keeper_pid)),
@@ -104,6 +104,24 @@ def test_boxes_one_after_another_and_at_once_leave_nothing(pool: OciPool) -> Non
         async with asyncio.TaskGroup() as group:
             for number in range(16):
                 group.create_task(use(pool, number))
+        assert state(pool) == before
+
+    asyncio.run(main())
+
+
+def left_in_tmp() -> set[str]:
+    return {name for name in os.listdir("/tmp") if name.startswith(("crun", "runc", "runsc"))}
+
+
+def test_boxes_that_end_before_they_began_leave_nothing(pool: OciPool) -> None:
+    async def main() -> None:
+        await use(pool, 0)
+        before, files = state(pool), left_in_tmp()
+        for number in range(40):
+            async with pool.acquire():
+                for _ in range(number % 8):
+                    await asyncio.sleep(0)
+        assert left_in_tmp() - files == set()
         assert state(pool) == before
 
     asyncio.run(main())

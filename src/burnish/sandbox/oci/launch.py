@@ -8,6 +8,7 @@ Nothing of the command is needed before `go`, so a container can be started ahea
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 from burnish.sandbox.keeper.children import child_pids, end_child, readable
 from burnish.sandbox.keeper.listening import listen_in
+from burnish.sandbox.keeper.namespace import unmount
 from burnish.sandbox.keeper.pipes import Capture, above_shell
 from burnish.sandbox.oci.launcher import READY, SCRIPT, SOCKET, STARTED, STDIN
 
@@ -217,6 +219,9 @@ class OciLaunch:
         self.stderr.close()
         os.close(self._go)
         self._plan.remove_group(self._bundle)
+        for left in (self._bundle / "state").glob("crun.*"):
+            with contextlib.suppress(OSError):  # it is no mount point if crun came further
+                unmount(str(left))
         shutil.rmtree(self._bundle)
 
     async def _find_process_1(self) -> int:
@@ -269,7 +274,9 @@ def _spawn(plan: Plan, bundle: Path, placed: dict[int, int]) -> int:
     return os.posix_spawn(
         command[0],
         command,
-        {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+        # Where crun and runc mount a copy of themselves; by default that is the host's /tmp, where
+        # it stays if they are killed.
+        {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "_LIBCONTAINER_STATEDIR": f"{bundle}/state"},
         file_actions=actions,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores both
         setsid=True,
