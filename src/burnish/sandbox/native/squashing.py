@@ -7,7 +7,6 @@ import os
 from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.native.station import Station
 from burnish.sandbox.state.layers import Squash
-from burnish.sandbox.state.squash import squash
 
 # Rounding up to pages and directories that more than one layer had.
 _SLACK_BYTES, _SLACK_INODES = 2**20, 64
@@ -42,4 +41,4 @@ async def _merge(station: Station, job: Squash) -> None:
         inodes = sum(room.f_files - room.f_ffree for room in rooms)
         into = await station.new_layer(job.layer, size + _SLACK_BYTES, inodes + _SLACK_INODES)
         stack.callback(os.close, into)
-        await asyncio.to_thread(squash, fds, into)
+        await asyncio.to_thread(station.files.squash, fds, into)

@@ -17,8 +17,6 @@ from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.squashing import squash_if_due
 from burnish.sandbox.native.station import Making, Station
 from burnish.sandbox.native.stats import BoxInfo
-from burnish.sandbox.state.export import export_layers
-from burnish.sandbox.state.imports import import_tar
 from burnish.sandbox.state.layers import MAX_DEPTH
 
 Spawn = Callable[
@@ -134,7 +132,7 @@ class NativeBox(LiveBox):
                 for layer in station.stack(hold):
                     fds.append(await station.layer_fd(layer))
                     stack.callback(os.close, fds[-1])
-                work = asyncio.to_thread(export_layers, fds, destination, station.uid_base)
+                work = asyncio.to_thread(station.files.export, fds, destination)
                 return await self._steadily(work)
         finally:
             station.let_go(hold)
@@ -222,7 +220,7 @@ class NativeBox(LiveBox):
         try:
             into = await station.new_layer(layer, room.disk_bytes, room.num_inodes)
             try:
-                await asyncio.to_thread(import_tar, source, into, station.uid_base)
+                await asyncio.to_thread(station.files.import_tar, source, into)
             except ValueError as error:
                 raise ValueError(f"{source}: {error}") from error
             finally:

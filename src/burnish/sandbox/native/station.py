@@ -21,6 +21,7 @@ from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.launch import ImageRoot
+from burnish.sandbox.native.layer_files import LayerFiles
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.templates import Template, host_pid
 from burnish.sandbox.state.layers import LayerTable
@@ -159,7 +160,7 @@ class Station:
         self.template = template
         self.ids = ids
         self.job_id = 0 if image is not None else ids.nobody
-        self.uid_base = ids.uid_first
+        self.files = LayerFiles(ids.uid_first, helper.pid)
         self.groups = groups
         self.census = Census()
         self.layers = LayerTable()

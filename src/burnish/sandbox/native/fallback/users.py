@@ -23,8 +23,13 @@ class Users(NamedTuple):
 
     def write_maps(self, proc_fd: int, pid: int) -> None:
         """Map the ids of a process that was cloned into a new user namespace."""
-        _write(proc_fd, pid, "uid_map", f"0 {self.first_uid} {self.num_ids}")
-        _write(proc_fd, pid, "gid_map", f"0 {self.first_gid} {self.num_ids}")
+        _write(proc_fd, pid, "uid_map", self._map(self.first_uid))
+        _write(proc_fd, pid, "gid_map", self._map(self.first_gid))
+
+    def _map(self, first: int) -> str:
+        """An ordinary user's ids are two ranges in our own map, so they must be two here."""
+        rest = f"\n1 {first + 1} {self.num_ids - 1}" if self.num_ids > 1 else ""
+        return f"0 {first} 1{rest}"
 
 
 def enter(hello: Hello) -> Users:
