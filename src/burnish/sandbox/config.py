@@ -16,7 +16,8 @@ class SandboxConfig(Config):
     """Where model-written code runs."""
 
     backend: Backend = "auto"
-    """What runs the boxes; `auto` takes native, else bubblewrap (`burnish doctor` lists them)."""
+    """What runs the boxes; `auto` takes native, else bubblewrap (`burnish doctor` lists them).
+    `podman` and `docker` select the runtime that they bring, and nothing else of them."""
     max_boxes: int = Field(default=8, ge=1, le=4096)
     """Boxes alive at once; more callers wait."""
     control_groups: bool = True

@@ -21,7 +21,7 @@ class Cause(StrEnum):
     OUTPUT = "output"
     """Output limit."""
     START = "start"
-    """bubblewrap did not get the program running in time."""
+    """The program did not get running in time."""
 
 
 class Evidence(NamedTuple):
@@ -32,7 +32,7 @@ class Evidence(NamedTuple):
     cause: Cause | None
     """Set if we killed it."""
     wait_code: int
-    """Status of bubblewrap: exit status, or minus the signal that killed bubblewrap itself."""
+    """Status of the monitor (bubblewrap, a runtime), or minus the signal that killed itself."""
     output_cut: bool
     """More was written than is kept."""
     oom_kills: int
@@ -42,7 +42,9 @@ class Evidence(NamedTuple):
     disk_full: bool
     """No space or no inode was left at the end."""
     stderr: bytes
-    """What came out on stderr: bubblewrap's own words if the program never started."""
+    """What came out on stderr: the words of what starts boxes if the program never started."""
+    is_complete: bool = True
+    """False if the box did not say that the program has ended, as those that can do say."""
 
 
 class Seen(NamedTuple):
@@ -89,13 +91,17 @@ _BY_SIGNAL = {
 
 
 def classify(evidence: Evidence) -> Ending:
-    """Say how a command under bubblewrap ended."""
+    """Say how a command ended that a monitor (bubblewrap, a runtime) ran."""
     if not evidence.started:
         return Ending(ExecStatus.INFRA_ERROR, None, None, _not_started(evidence))
     if evidence.wait_code < 0 and not evidence.oom_kills and evidence.cause not in _BY_CAUSE:
-        message = f"bubblewrap was killed by signal {-evidence.wait_code} from outside"
+        message = f"the monitor of the box was killed by signal {-evidence.wait_code} from outside"
         return Ending(ExecStatus.INFRA_ERROR, None, None, message)
     exit_code, number = _split(evidence.wait_code)
+    # With a signal the program may have killed process 1, which no other kernel here lets it do.
+    broken = not evidence.is_complete and number is None
+    if broken and not evidence.oom_kills and evidence.cause is None:
+        return Ending(ExecStatus.INFRA_ERROR, None, None, "the box broke under its program")
     return judge(
         Seen(
             cause=evidence.cause,
@@ -133,7 +139,7 @@ def judge(seen: Seen) -> Ending:
 
 
 def _split(wait_code: int) -> tuple[int | None, int | None]:
-    """(exit code, signal). bubblewrap reports a death by signal n as 128 + n, like a shell.
+    """(exit code, signal). A monitor reports a death by signal n as 128 + n, like a shell.
 
     A program that itself exits with 128 + n, for a signal n that exists, looks the same.
     """
@@ -147,4 +153,4 @@ def _not_started(evidence: Evidence) -> str:
     said = " ".join(evidence.stderr.decode("utf-8", "replace").split())
     if evidence.cause is Cause.START:
         return "the box did not start in time"
-    return f"the box did not start: {said[:300] or f'bubblewrap ended with {evidence.wait_code}'}"
+    return f"the box did not start: {said[:300] or f'its monitor ended with {evidence.wait_code}'}"

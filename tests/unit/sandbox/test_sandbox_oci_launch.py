@@ -3,18 +3,20 @@
 import asyncio
 import itertools
 import os
+import shlex
 import stat
 import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.keeper.children import child_pids, readable
 from burnish.sandbox.oci.host import box_users
-from burnish.sandbox.oci.launch import MarkedCapture, parse_pid
+from burnish.sandbox.oci.launch import MarkedCapture, OciLaunch, Plan, parse_pid
 from burnish.sandbox.oci.launcher import READY, STARTED, launcher_script
 from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.oci.runtime import Runtime, RuntimeName, find_runtime, parse_version
@@ -50,6 +52,7 @@ def captured(pieces: list[bytes], limit_bytes: int = 1000) -> tuple[bytes, bool,
 
 @given(cuts=st.lists(st.integers(1, 60), max_size=4), warning=st.binary(max_size=20))
 def test_marks_are_found_however_the_text_is_split(cuts: list[int], warning: bytes) -> None:
+    assume(STARTED not in warning and READY not in warning)  # a runtime says neither
     text = warning + READY + STARTED + b"from the program\n"
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [text[a:b] for a, b in itertools.pairwise(edges)]
@@ -150,6 +153,36 @@ def test_a_broken_runtime_is_a_users_mistake_in_one_line(
         OciPool(SandboxConfig(max_boxes=1), "crun")
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("end", "is_complete"), [("exit 128", False), ("echo 128 >&0; exit 128", True)]
+)
+def test_a_kernel_that_dies_under_its_program_is_told_from_one_that_reports(
+    tmp_path: Path, end: str, is_complete: bool
+) -> None:
+    script = f"echo {READY.decode().strip()!r} >&2; echo $$ > pid; read -r go; {end}"
+
+    async def main() -> tuple[bool, int]:
+        plan = Plan(
+            command=lambda bundle: ["/bin/sh", "-c", f"cd {shlex.quote(str(bundle))}; {script}"],
+            write_bundle=lambda bundle: (bundle / "inbox").mkdir(),
+            attach=None,
+            attach_runtime=(),
+            remove_group=lambda bundle: None,
+            helpers=set(child_pids()),
+            reports=True,
+            relayed=False,
+        )
+        launch = OciLaunch(plan, tmp_path / "run-0")
+        await launch.prepare()
+        launch.go(b"", b"")
+        await readable(os.pidfd_open(launch.monitor_pid))
+        code, _ = await launch.end()
+        launch.close()
+        return launch.is_complete, code
+
+    assert asyncio.run(main()) == (is_complete, 128)
 
 
 def test_root_gives_each_box_users_of_its_own() -> None:

@@ -147,6 +147,7 @@ class Launch:
             os.close(descriptor)
 
     process_1: int | None = None
+    is_complete = True
 
     def _orphans(self) -> list[int]:
         """Process 1 of the box, now our child; or nobody, if the monitor saw it die."""

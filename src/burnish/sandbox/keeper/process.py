@@ -41,6 +41,8 @@ class Launched(Protocol):
     """Readable, with a byte to read, once the program runs."""
     monitor_pid: int
     """Our child, which lives as long as the command."""
+    is_complete: bool
+    """After `end`: False if the box did not say that its program has ended, though it can."""
     process_1: int | None
     """Of the box, once it waits; None if there is none."""
 
@@ -186,6 +188,7 @@ class Run:
                 started=self._started_s is not None,
                 cause=cause,
                 wait_code=wait_code,
+                is_complete=launch.is_complete,
                 output_cut=cut,
                 oom_kills=now.oom_kills - self._before.oom_kills,
                 pids_refused=refused,

@@ -119,6 +119,7 @@ class OciBox(StoredBox):
             attach_runtime=group.attach_files() if group is not None and whole else (),
             remove_group=self._remove_group,
             helpers=self._host.helpers,
+            reports=whole,
             relayed=bool(self._relay_port),
         )
         return OciLaunch(plan, self._private / f"run-{number}")
@@ -152,7 +153,8 @@ class OciBox(StoredBox):
         )
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
-        return launcher_script(argv, request.env, request.cwd, bounds)
+        whole = self._host.runtime.counted_whole
+        return launcher_script(argv, request.env, request.cwd, bounds, reports=whole)
 
     def _group_limits(self, limits: Limits) -> Limits:
         if not self._host.runtime.counted_whole:

@@ -51,6 +51,8 @@ def _kernel_notes(runtime: Runtime) -> list[str]:
             "a kernel in user space stands between the box and this machine's",
             f"memory is limited to memory_bytes + {SENTRY_BYTES // 2**20} MiB, which gVisor itself "
             "may use",
+            "coreutils 9 needs gVisor of 2023 or newer: with the 2022 release `ls` and `stat` fail "
+            "with `Invalid argument`",
             "processes are limited by gVisor's own RLIMIT_NPROC: a refused fork counts as exit, "
             "not as pids",
         ]

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from burnish.sandbox.keeper.children import child_pids, end_child, readable
 from burnish.sandbox.keeper.listening import listen_in
 from burnish.sandbox.keeper.namespace import unmount
-from burnish.sandbox.keeper.pipes import Capture, above_shell
+from burnish.sandbox.keeper.pipes import Capture, above_shell, read_now
 from burnish.sandbox.oci.launcher import READY, SCRIPT, SOCKET, STARTED, STDIN
 
 _MAX_EARLY_BYTES = 64 * 2**10
@@ -53,6 +53,9 @@ class Plan(NamedTuple):
     """Removes the control group that the runtime made for a bundle, if it was killed itself."""
     helpers: set[int]
     """Pids of the keeper's own children, which are no strays. Kept by `OciLaunch`."""
+    reports: bool
+    """The launcher says when the program has ended, which a kernel of its own may not live to see.
+    """
     relayed: bool
     """The box's network is its own kernel's: a relay in it brings what is sent to a port to us."""
 
@@ -123,7 +126,8 @@ class OciLaunch:
         self._marked = MarkedCapture()
         self.stderr: Capture = self._marked
         self.started_fd = self._marked.started_fd
-        go, self._go = os.pipe2(os.O_CLOEXEC)
+        go, self._go = _both_ways() if plan.reports else os.pipe2(os.O_CLOEXEC)
+        self.is_complete = True
         # Sources must not be where a target goes, or one would overwrite the other.
         placed = {
             target: above_shell(source)
@@ -205,6 +209,7 @@ class OciLaunch:
         if self._init_fd is not None:
             await _dead_within(self._init_fd, None)
             self._init_fd = None
+        self.is_complete = not self._plan.reports or bool(_read_report(self._go))
         cpu_s = ended.cpu_s
         # Process 1 if the runtime was killed, and what gVisor leaves to us: zombies of its own.
         for pid in child_pids():
@@ -238,6 +243,18 @@ class OciLaunch:
                 break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
+
+
+def _both_ways() -> tuple[int, int]:
+    theirs, ours = socket.socketpair()
+    return theirs.detach(), ours.detach()
+
+
+def _read_report(descriptor: int) -> bytes:
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(ConnectionError):
+        return read_now(descriptor)
+    return b""
 
 
 def _unix_listener(path: Path) -> socket.socket:

@@ -39,11 +39,24 @@ def launcher(relay_port: int = 0) -> tuple[str, ...]:
 
 
 def launcher_script(
-    argv: tuple[str, ...], env: Mapping[str, str], cwd: str, ulimits: list[str]
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    cwd: str,
+    ulimits: list[str],
+    *,
+    reports: bool = False,
 ) -> bytes:
     """Runs the program under its limits and passes on how it ended.
 
     The parent closes its own stderr, on which a shell would comment the death of its child.
+
+    Args:
+        argv: program and arguments.
+        env: variables.
+        cwd: where it starts.
+        ulimits: commands that set limits.
+        reports: its stdin, which the program does not get, goes both ways: say there that the
+            program has ended.
     """
     words = [f"exec 2>&3 3>&- <{INBOX}/{STDIN}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in {**BASE_ENV, **env}.items()]
@@ -52,5 +65,6 @@ def launcher_script(
         # After the report: a directory that a program has removed is no failure of the box.
         words.append(f"{{ cd -- {shlex.quote(cwd)} || exit 127; }}")
     words.append(f"exec {shlex.join(argv)}")
-    lines = ("exec 3>&2 2>/dev/null", f"( {' && '.join(words)} )", "exit $?", "")
+    end = "code=$?; echo $code >&0; exit $code" if reports else "exit $?"
+    lines = ("exec 3>&2 2>/dev/null", f"( {' && '.join(words)} )", end, "")
     return "\n".join(lines).encode("utf-8", "surrogateescape")

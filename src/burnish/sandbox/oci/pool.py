@@ -5,13 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from burnish.core.boxes import Policy
+import msgspec
+
+from burnish.core.boxes import Capabilities, Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
-from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
+from burnish.sandbox.oci.runtime import ENGINES, RuntimeName, find_runtime
 
 
 class RootImage(Protocol):
@@ -37,7 +39,9 @@ class OciPool(KeeperPool):
 
         Args:
             config: how many boxes, and with what limits.
-            runtime: `crun`, `runc`, `runsc` (gVisor), or the one that `podman` or `docker` brings.
+            runtime: `crun`, `runc` or `runsc` (gVisor). `podman` and `docker` select the runtime
+                that they bring, and no more: it is run by us, and nothing of the engine itself
+                (daemon, images, settings) takes part.
             resolve: finds an image by its name; without, boxes see this host's programs only.
             network: carries out `Policy.allow`; without, boxes have no network.
 
@@ -46,6 +50,7 @@ class OciPool(KeeperPool):
         """
         config = config or SandboxConfig()
         found = find_runtime(runtime)
+        self._engine = runtime
         self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
@@ -57,6 +62,18 @@ class OciPool(KeeperPool):
             None if resolve is None else lambda image: str(resolve(image).root.resolve()),
             network,
         )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What boxes can do here, as found by running one."""
+        found = super().capabilities
+        if self._engine not in ENGINES:
+            return found
+        note = (
+            f"{self._engine} only selects {found.backend.removeprefix('oci-')}, the runtime that "
+            f"it brings: nothing of {self._engine} itself (daemon, images, settings) takes part"
+        )
+        return msgspec.structs.replace(found, notes=(note, *found.notes))
 
     def check_root(self, root: str, policy: Policy) -> None:
         """See `KeeperPool`: gVisor's boxes need a Python for their network."""

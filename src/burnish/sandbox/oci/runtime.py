@@ -123,16 +123,17 @@ def find_runtime(name: str, search_path: str | None = None) -> Runtime:
     """Where a runtime is.
 
     Args:
-        name: one of `RuntimeName`; `podman` and `docker` mean the runtime that they bring.
+        name: one of `RuntimeName`; `podman` and `docker` mean the runtime that they bring, and no
+            more: nothing of the engine itself (daemon, images, settings) takes part.
         search_path: directories to look in; by default PATH and the system's own.
 
     Raises:
         UserError: it is not installed, or not known.
     """
-    if name in _ENGINES:
+    if name in ENGINES:
         return _runtime_of_engine(name, search_path)
     if name not in set(RuntimeName):
-        known = ", ".join([*RuntimeName, *_ENGINES])
+        known = ", ".join([*RuntimeName, *ENGINES])
         raise UserError(f"there is no container runtime {name!r} here.", fix=f"one of {known}")
     known_name = RuntimeName(name)
     path = _which(name, search_path)
@@ -141,18 +142,19 @@ def find_runtime(name: str, search_path: str | None = None) -> Runtime:
     return Runtime(name=known_name, path=path, version=_version(path))
 
 
-_ENGINES = {"podman": (RuntimeName.CRUN, RuntimeName.RUNC), "docker": (RuntimeName.RUNC,)}
+ENGINES = {"podman": (RuntimeName.CRUN, RuntimeName.RUNC), "docker": (RuntimeName.RUNC,)}
 """Engines bring a runtime, and a daemon or monitor that only stands between it and us."""
 
 
 def _runtime_of_engine(engine: str, search_path: str | None) -> Runtime:
-    for name in _ENGINES[engine]:
+    for name in ENGINES[engine]:
         if (path := _which(name, search_path)) is not None:
             return Runtime(name=name, path=path, version=_version(path))
-    wanted = " or ".join(_ENGINES[engine])
+    wanted = " or ".join(ENGINES[engine])
     raise UserError(
-        f"{engine} boxes run on its runtime, {wanted}, which is not installed.",
-        fix=_PACKAGES[_ENGINES[engine][0]],
+        f"the {engine} backend means {wanted}, the runtime that {engine} brings, run without "
+        f"{engine} itself: it is not installed.",
+        fix=_PACKAGES[ENGINES[engine][0]],
     )
 
 
