@@ -2,6 +2,8 @@
 
 import errno
 import os
+import signal
+import struct
 
 import pytest
 from raw_helper import (
@@ -81,6 +83,48 @@ def test_layers_stack_up_and_roll_back(helper: RawHelper) -> None:
     assert shell(helper.create(1, layers=[10, 11]), "cat a; ls") == "two\na\n"
     forks = [helper.create(number, layers=[10]) for number in range(2, 6)]
     assert [shell(fork, "cat a; echo $RANDOM > a") for fork in forks] == ["one\n"] * 4
+
+
+def freeze_early(helper: RawHelper, box: int, layer: int) -> None:
+    body = struct.pack("<II", box, layer)
+    assert helper.ask(Op.FREEZE, body, flags=Flag.FREEZE_EARLY).op is Op.DONE
+
+
+def wait_until_dead(helper: RawHelper, box: int) -> None:
+    died = helper.receive()
+    assert died is not None
+    assert (died.op, died.id) == (Op.DIED, 0)
+    assert struct.unpack_from("<I", died.body) == (box,)
+
+
+def test_an_early_freeze_tells_later_when_the_processes_are_gone(helper: RawHelper) -> None:
+    box = helper.create(1)
+    shell(box, "echo one > a; echo two > /dev/shm/b")
+    freeze_early(helper, 1, 10)
+    wait_until_dead(helper, 1)
+    assert ended(box.pidfd)
+    assert shell(helper.create(1, layers=[10]), "cat a") == "one\n"
+
+
+def test_nothing_changes_a_layer_after_an_early_freeze(helper: RawHelper) -> None:
+    box = helper.create(1)
+    writer = "exec 3> a; (while echo more >&3; do :; done) & echo"
+    box.exec("sh", "-c", writer, flags=Flag.EXEC_KEEP)
+    shell(box, "while [ ! -s a ]; do :; done", flags=Flag.EXEC_KEEP)
+    freeze_early(helper, 1, 10)
+    size = os.stat("work/a", dir_fd=box.upper).st_size
+    assert size > 0
+    wait_until_dead(helper, 1)
+    assert os.stat("work/a", dir_fd=box.upper).st_size == size
+
+
+def test_an_early_freeze_of_a_dead_box_is_only_answered(helper: RawHelper) -> None:
+    box = helper.create(1)
+    shell(box, "echo one > a")
+    os.kill(box.pid, signal.SIGKILL)
+    wait_until_dead(helper, 1)
+    freeze_early(helper, 1, 10)
+    assert shell(helper.create(1, layers=[10]), "cat a") == "one\n"
 
 
 def test_an_unchanged_box_is_not_frozen(helper: RawHelper) -> None:

@@ -56,6 +56,7 @@ class LiveBox:
         self._lock = asyncio.Lock()
         self._init: Init | None = None
         self._next: Making | None = making
+        self._number = 0
         self._room = DEFAULT_ROOM
         self._limits: Limits | None = None
         self._kept = False
@@ -219,6 +220,7 @@ class LiveBox:
             assert self._next is not None
             making = self._next
             self._init = await making.wait()
+            self._number = self._init.number
             self._next = None
             if self._attachment is not None:
                 await self._attach(self._init)
@@ -278,7 +280,12 @@ class LiveBox:
             self._group.left()
             self._limits = None
         self._next = self._station.make(
-            self._kind, self._group, room=self._room, hold=self._hold, lent=True
+            self._kind,
+            self._group,
+            room=self._room,
+            hold=self._hold,
+            lent=True,
+            after=self._number,
         )
 
     async def _attach(self, init: Init) -> None:

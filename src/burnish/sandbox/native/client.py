@@ -25,6 +25,7 @@ from burnish.sandbox.host_view import namespace_fix
 from burnish.sandbox.memory_files import anonymous, sealed
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.binary import detached_copy
+from burnish.sandbox.native.fading import Fading
 from burnish.sandbox.native.protocol import VERSION, Ability, Op
 from burnish.sandbox.native.wire import BadReply, Hello, Reply
 
@@ -119,6 +120,7 @@ class Helper:
         self._watchers: Counter[asyncio.AbstractEventLoop] = Counter()
         self.died: dict[int, int] = {}
         """Box -> wait status of its init, until it is destroyed."""
+        self.fading = Fading()
         self._stderr = anonymous()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, _program(command) as (program, passed):
@@ -314,7 +316,8 @@ class Helper:
             reply = wire.split(data)
             if reply.op == Op.DIED:
                 box, status = wire.read_numbers(reply, Op.DIED, "Ii")
-                self.died[box] = status
+                if not self.fading.ended(box):
+                    self.died[box] = status
                 return reply, None
             wire.read_error(reply)
             allowed = _NUM_FDS.get(Op(reply.op), (0, 1))
@@ -338,6 +341,7 @@ class Helper:
         self.kill()
         for on_answer in left:
             on_answer(None)
+        self.fading.all_ended()
 
     def kill(self) -> None:
         """End it at once, with all boxes."""

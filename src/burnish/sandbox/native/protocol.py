@@ -25,6 +25,8 @@ owner -> helper
     FREEZE    u32 box, u32 layer
               End the box; its upper becomes `layer`. -> DONE. If the upper is empty: ERROR ENODATA,
               and the box lives on with the processes that it has. After DONE the number is free.
+              With FREEZE_EARLY: DONE as soon as nothing can change the layer; DIED follows when no
+              process is left, unless it had come before, and then the number is free.
     DESTROY   u32 box. -> DONE when no process of it is left. A CREATE under way: ERROR ECANCELED.
     DROP      u32 layer. Boxes that use it keep it. -> DONE
     NEWLAYER  u32 layer, u64 size_bytes, u32 num_inodes
@@ -115,6 +117,8 @@ class Flag(IntFlag):
     """No address randomisation, one processor."""
     CREATE_PACKAGES = 4
     """Keep the capabilities of `Privileges.PACKAGES` in the bounding set."""
+    FREEZE_EARLY = 1
+    """Do not wait for the end of processes that can write nothing any more."""
     EXEC_KEEP = 1
     """Leave what the program started alive."""
     EXEC_IN_FILE = 2

@@ -22,7 +22,7 @@ from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.launch import ImageRoot
 from burnish.sandbox.native.layer_files import LayerFiles
-from burnish.sandbox.native.protocol import Op
+from burnish.sandbox.native.protocol import Flag, Op
 from burnish.sandbox.native.templates import Template, host_pid
 from burnish.sandbox.state.layers import LayerTable
 
@@ -67,8 +67,9 @@ def kind_of(policy: Policy) -> Kind:
 class Making:
     """A box on its way, or one that waits to be used."""
 
-    def __init__(self, station: "Station", group: BoxGroup | None) -> None:
+    def __init__(self, station: "Station", group: BoxGroup | None, after: int) -> None:
         """Made by `Station.make`."""
+        self._after = after
         self._station = station
         self._lock = threading.Lock()
         self._outcome: Init | Exception | None = None
@@ -114,6 +115,7 @@ class Making:
                     await waiter
         outcome = self._outcome
         if isinstance(outcome, Init):
+            await self._station.gone(self._after)
             return outcome
         assert outcome is not None
         raise outcome
@@ -189,6 +191,7 @@ class Station:
         room: Room = DEFAULT_ROOM,
         hold: int | None = None,
         lent: bool = False,
+        after: int = 0,
         on_made: Callable[["Making"], None] | None = None,
     ) -> Making:
         """Begin to make a box.
@@ -199,10 +202,11 @@ class Station:
             room: what it may store.
             hold: layers that it starts from.
             lent: the group belongs to somebody else.
+            after: number of the box whose place it takes, and in whose group it is.
             on_made: called when it is there or has failed, in any thread.
         """
         number = next(self._numbers)
-        making = Making(self, None if lent else group)
+        making = Making(self, None if lent else group, after)
         try:
             entry = self._entry(group)
         except OSError as error:
@@ -275,10 +279,17 @@ class Station:
         if not self.helper.alive:
             raise failure("the helper of the boxes has ended")
 
+    async def gone(self, number: int) -> None:
+        """Wait until no process of a box that was frozen is left."""
+        if end := self.helper.fading.end_of(number):
+            with self.helper.watching():
+                await end
+
     async def freeze(self, init: Init, hold: int) -> bool:
         """End a box and lay what it wrote on top of the stack of `hold`.
 
-        False if it wrote nothing: then it lives on.
+        False if it wrote nothing: then it lives on. Else its processes can write nothing any more,
+        but they may be there for a moment: `Making.wait` of the next box waits for their end.
 
         Raises:
             OSError: the helper said so.
@@ -290,15 +301,21 @@ class Station:
 
         def on_answer(answer: Answer | None) -> None:
             # Here and not after the waiting, which may end early.
+            failed = answer is None or answer.reply.op == Op.ERROR
             with self.layers_lock:
-                if answer is None or answer.reply.op == Op.ERROR:
+                if failed:
                     self.layers.discard(layer)
                 else:
                     self._push(hold, layer)
+            if failed:
+                self.helper.fading.ended(init.number)
             resolve(future, answer)
 
         body = wire.numbers_body("II", init.number, layer)
-        self.helper.submit(Op.FREEZE, body, on_answer)
+        self.helper.fading.add(init.number)
+        if init.number in self.helper.died:
+            self.helper.fading.ended(init.number)
+        self.helper.submit(Op.FREEZE, body, on_answer, flags=Flag.FREEZE_EARLY)
         with self.helper.watching():
             answer = await future
         try:

@@ -20,7 +20,10 @@ from .stage import Stage
 from .wire import Channel, Fields, Malformed, Message, close_all
 
 _BUILD_LIMIT_MS = 10_000
-_CREATE_FLAGS = Flag.CREATE_INTO_CGROUP | Flag.CREATE_DETERMINISTIC | Flag.CREATE_PACKAGES
+_FLAGS: dict[int, int] = {
+    Op.CREATE: Flag.CREATE_INTO_CGROUP | Flag.CREATE_DETERMINISTIC | Flag.CREATE_PACKAGES,
+    Op.FREEZE: Flag.FREEZE_EARLY,
+}
 
 
 class _Box:
@@ -82,7 +85,7 @@ class Helper:
         try:
             if message.op not in handlers:
                 raise Malformed(f"op {message.op} is not for a helper")
-            if message.flags & ~(_CREATE_FLAGS if message.op == Op.CREATE else 0):
+            if message.flags & ~_FLAGS.get(message.op, 0):
                 raise Malformed(f"flags {message.flags}")
             if len(message.fds) > (MAX_CREATE_FDS if message.op == Op.CREATE else 0):
                 raise Malformed(f"{len(message.fds)} descriptors")
@@ -183,10 +186,13 @@ class Helper:
             raise OSError(errno.EEXIST, f"layer {layer} exists")
         if box.upper.is_empty():
             raise OSError(errno.ENODATA, "nothing changed")
-        self._bury(number)
+        early = message.flags & Flag.FREEZE_EARLY and box.alive
+        status = self._bury(number)
         box.upper.forget_shared_memory()
         self._layers[layer] = box.upper
         self._channel.send(Op.DONE, message.id)
+        if early:
+            self._channel.send(Op.DIED, 0, struct.pack("<Ii", number, status))
 
     def _destroy(self, message: Message) -> None:
         fields = Fields(message.body)
@@ -204,14 +210,16 @@ class Helper:
         self._box(number).upper.resize(disk_bytes, num_inodes)
         self._channel.send(Op.DONE, message.id)
 
-    def _bury(self, number: int) -> None:
-        """End all processes of a box and free its number."""
+    def _bury(self, number: int) -> int:
+        """End all processes of a box and free its number; returns the wait status."""
         box = self._boxes.pop(number)
+        status = 0
         if box.alive:
             self._poll.unregister(box.pidfd)
-            _end(box.pid)
+            status = _end(box.pid)
         del self._by_pidfd[box.pidfd]
         os.close(box.pidfd)
+        return status
 
     def _report_death(self, pidfd: int) -> None:
         number = self._by_pidfd.get(pidfd)
@@ -268,10 +276,10 @@ def _only_number(message: Message) -> int:
     return number
 
 
-def _end(pid: int) -> None:
+def _end(pid: int) -> int:
     """Kill a child and wait; with the first process of a pid namespace all others end."""
     os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    return os.waitpid(pid, 0)[1]
 
 
 def _await_ready(control: socket.socket) -> None:

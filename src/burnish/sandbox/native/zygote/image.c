@@ -67,6 +67,14 @@ int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes) {
     return result;
 }
 
+int make_read_only(int mount) {
+    int context = (int)syscall(SYS_fspick, mount, "", 8 | 1), result = -1;
+    if (syscall(SYS_fsconfig, context, 0, "ro", NULL, 0) == 0)
+        result = (int)syscall(SYS_fsconfig, context, 7, NULL, NULL, 0);
+    if (context >= 0) close(context);
+    return result;
+}
+
 static uid_t outside_uid(const struct image *image, uint32_t id) {
     return image->is_root ? image->uid_first + id : id;
 }

@@ -32,7 +32,7 @@ struct box {
     enum state state;
     int control, pidfd;                /* while CREATING */
     uint32_t create_id, end_id, layer; /* ids of the CREATE and of what ENDING is for */
-    bool freezes;
+    bool freezes, early;               /* FREEZE; answered before the end of the init */
 };
 static struct box *boxes[NUM_BUCKETS], *layers[NUM_BUCKETS], *creating[MAX_CREATING];
 static int num_creating, owner, own_network = -1, spare_network = -1;
@@ -244,24 +244,34 @@ static void finish_creation(struct box *box) {
     drop(boxes, box);
 }
 
-static void complete_end(struct box *box) {
-    uint32_t id = box->end_id;
-    if (box->freezes) {
-        count_files(box->tmpfs, "s", true); /* shared memory is no part of a snapshot */
-        add(layers, box->layer, box->tmpfs);
-        box->tmpfs = -1;
-    }
+static void keep_layer(struct box *box) {
+    count_files(box->tmpfs, "s", true); /* shared memory is no part of a snapshot */
+    add(layers, box->layer, box->tmpfs);
+    box->tmpfs = -1;
+    send_done(owner, box->end_id);
+}
+
+static void send_died(const struct box *box, int status) {
+    uint32_t body[] = {box->number, (uint32_t)status};
+    send_message(owner, DIED, 0, body, sizeof body, NULL, 0);
+}
+
+/* No process is left. What it held is freed after the answer, for which somebody waits. */
+static void complete_end(struct box *box, int status) {
+    if (!box->freezes) send_done(owner, box->end_id);
+    else if (box->tmpfs >= 0) keep_layer(box);
+    if (box->early) send_died(box, status);
     drop(boxes, box);
-    send_done(owner, id);
 }
 
 /* DESTROY, FREEZE */
 static const char *end_box(struct message *m) {
     struct box *box = find(boxes, take_u32(m));
-    bool freezes = m->op == FREEZE;
+    bool freezes = m->op == FREEZE, early = freezes && m->flags & FREEZE_EARLY;
     uint32_t layer = freezes ? take_u32(m) : 0;
     int num_files = 0;
-    if (!is_complete(m, 0, 0)) die("malformed message", "DESTROY or FREEZE");
+    if (!is_complete(m, freezes ? FREEZE_EARLY : 0, 0))
+        die("malformed message", "DESTROY or FREEZE");
     if (box == NULL || box->state == ENDING) return refuse(ENOENT, "no such box");
     if (freezes && box->state == CREATING) return refuse(EBUSY, "the box starts");
     if (freezes && find(layers, layer) != NULL) return refuse(EEXIST, "a layer of this number");
@@ -272,8 +282,15 @@ static const char *end_box(struct message *m) {
         send_error(owner, box->create_id, ECANCELED, "the box was destroyed while it started");
         end_creation(box, ALIVE);
     }
-    if (box->state == DEAD) complete_end(box);
-    else kill(box->pid, SIGKILL), box->state = ENDING;
+    if (box->state == DEAD) {
+        complete_end(box, 0);
+        return NULL;
+    }
+    kill(box->pid, SIGKILL);
+    box->state = ENDING, box->early = early;
+    /* The end of many files in an overlay takes milliseconds. Where a process that was kept has one
+     * open for writing, there is nothing to gain. */
+    if (early && make_read_only(box->tmpfs) == 0) keep_layer(box);
     return NULL;
 }
 
@@ -285,11 +302,10 @@ static void reap_inits(void) {
             for (box = boxes[i]; box != NULL && box->pid != pid;) box = box->next;
         if (box == NULL) continue;
         if (box->state == CREATING) finish_creation(box);
-        else if (box->state == ENDING) complete_end(box);
+        else if (box->state == ENDING) complete_end(box, status);
         else if (box->state == ALIVE) {
-            uint32_t body[] = {box->number, (uint32_t)status};
             box->state = DEAD;
-            send_message(owner, DIED, 0, body, sizeof body, NULL, 0);
+            send_died(box, status);
         }
     }
 }

@@ -76,6 +76,8 @@ int write_ids(const struct image *image, pid_t pid);
  * Detached. */
 int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes);
 int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes);
+/* For good, whoever has it mounted; fails while a file in it is open for writing. */
+int make_read_only(int mount);
 
 void lower_limits(void); /* of this process, for the boxes: those that nobody asks for */
 struct creation {
