@@ -482,6 +482,22 @@ def test_a_policy_that_cannot_be_enforced_is_an_error(pool: SandboxPool) -> None
             pool.acquire("debian")
 
 
+def test_root_that_installs_packages_has_the_files_that_it_is_given(pool: SandboxPool) -> None:
+    if Feature.PRIVILEGES not in pool.capabilities.features:
+        pytest.skip(f"the {pool.capabilities.backend} sandbox has no such root here")
+
+    async def main() -> None:
+        async with pool.acquire(policy=Policy(privileges=Privileges.PACKAGES)) as box:
+            await box.write_file("d/f", b"written")
+            shown = await box.exec(("sh", "-c", "stat -c '%u %n' d d/f; chown 7:7 d; chmod 0 d/f"))
+            assert shown.stdout == b"0 d\n0 d/f\n"
+            assert await box.read_file("d/f") == b"written"
+            await box.write_file("d/f", b"again")
+            assert await box.read_file("d/f") == b"again"
+
+    asyncio.run(main())
+
+
 def test_a_limit_that_cannot_be_enforced_is_an_error(pool: SandboxPool) -> None:
     values = {"num_inodes": 1000, "shm_bytes": 2**20, "cpus": 0.5, "read_bytes_per_s": 10**6}
     for name, value in values.items():

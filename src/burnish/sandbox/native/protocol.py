@@ -53,7 +53,7 @@ owner -> init
               of its own; ignored when nothing runs.
     PUT       u32 mode, u32 uid, u32 gid, str path [file with the content]
               Replaces atomically, makes missing parents, never follows a link; `path` is relative
-              to /work. -> DONE, or ERROR
+              to /work. With the powers that CREATE_PACKAGES gave. -> DONE, or ERROR
     GET       u64 limit_bytes, str path [file to write to]
               By job_uid of HELLO, with its powers where CREATE_PACKAGES gave them.
               -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)

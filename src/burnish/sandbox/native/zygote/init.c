@@ -192,7 +192,7 @@ static void run_file_task(int (*run)(void *), struct job *job) {
 static bool put_or_get(struct message *m) {
     bool put = m->op == PUT;
     struct job job = {.box_has_packages = box_has_packages, .uid = reader_id, .gid = reader_id,
-                      .packages = !put && box_has_packages};
+                      .packages = box_has_packages};
     if (put) job.mode = take_u32(m), job.uid = take_u32(m), job.gid = take_u32(m);
     else job.limit_bytes = take_u64(m);
     job.path = take_string(m);
