@@ -43,7 +43,7 @@ def execute(
     *command: str,
     bounds: Annotated[Bounds, Parameter(name="*")] = Bounds(),
     env: list[str] | None = None,
-    cwd: str = "/work",
+    cwd: str | None = None,
     keep: bool = False,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> int:
@@ -58,7 +58,7 @@ def execute(
         command: program and arguments.
         bounds: limits.
         env: one variable, as NAME=value; may be repeated.
-        cwd: directory in the box.
+        cwd: directory in the box; without, where its image says, else /work.
         keep: let processes that it leaves behind live on.
         as_json: the whole result as one JSON object.
     """

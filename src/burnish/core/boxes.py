@@ -200,7 +200,7 @@ class Sandbox(Protocol):
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = "/work",
+        cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
         """Run a command. Never raises for what the program did.
@@ -210,7 +210,8 @@ class Sandbox(Protocol):
             stdin: what it reads.
             limits: bounds; `Limits()` by default.
             env: variables added to the box's own.
-            cwd: absolute directory inside the box in which it starts.
+            cwd: absolute directory inside the box in which it starts; None: where the image says
+                that its programs start, else `/work`.
             keep: processes that it leaves behind stay alive until the next command without `keep`
                 ends, or the box does. Without, all die when the command ends.
         """

@@ -149,7 +149,7 @@ class BridgedBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = "/work",
+        cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
         """See `Sandbox.exec`."""

@@ -20,13 +20,13 @@ BASE_ENV = {
 _MAX_ENV_BYTES = 64 * 2**10
 
 
-def check_argv(argv: tuple[str, ...], env: Mapping[str, str], cwd: str = WORK) -> None:
+def check_argv(argv: tuple[str, ...], env: Mapping[str, str], cwd: str | None = None) -> None:
     """Refuse what no system could run.
 
     Raises:
         ValueError: an empty command, a NUL byte, a bad variable name, a relative `cwd`.
     """
-    if not cwd.startswith("/") or "\0" in cwd:
+    if cwd is not None and (not cwd.startswith("/") or "\0" in cwd):
         raise ValueError(f"cwd must be an absolute path, got {cwd[:100]!r}")
     if not argv or not argv[0]:
         raise ValueError("argv must name a program: it is empty")

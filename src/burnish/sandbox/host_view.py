@@ -1,5 +1,6 @@
 """What boxes without an image of their own see of this host, and what the host must allow."""
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,8 +51,12 @@ def hidden_paths(search_path: Sequence[str], system: Sequence[HostPath]) -> tupl
     return tuple(found)
 
 
-def namespace_fix() -> str:
-    """The command that allows user namespaces here, as far as the host says what forbids them."""
+def namespace_fix(number: int = 0) -> str:
+    """The command that allows user namespaces here, as far as the host says what forbids them.
+
+    Args:
+        number: the errno of what failed, if it is known.
+    """
     switches = (
         (
             "kernel/unprivileged_userns_clone",
@@ -69,6 +74,10 @@ def namespace_fix() -> str:
         path = Path("/proc/sys") / name
         if path.exists() and path.read_text(encoding="ascii").strip() == bad:
             return fix
+    if number in (errno.ENOSPC, errno.EUSERS):
+        return "end other sandboxes, or raise all of `sysctl user | grep max_.*_namespaces`"
+    if number in (errno.ENOSYS, errno.ENODEV, errno.EOPNOTSUPP):
+        return "use Linux 5.14 or newer, with user namespaces, overlay and seccomp filters"
     return (
         "allow user namespaces; inside a container start it with "
         "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"

@@ -4,6 +4,7 @@ Backends are imported when they are chosen: a machine needs only what its own on
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +15,7 @@ from burnish.sandbox.config import SandboxConfig
 if TYPE_CHECKING:
     from burnish.sandbox.audit import AuditLogs
     from burnish.sandbox.images.manifest import Image
+    from burnish.sandbox.images.store import ImageStore
     from burnish.sandbox.network.provider import AllowListNetwork
 
 
@@ -32,9 +34,17 @@ class Wanted(NamedTuple):
 
     def resolve(self, name: str) -> "Image":
         """Find an image."""
+        return self._store().resolve(name)
+
+    def lease(self, name: str) -> "AbstractContextManager[Image]":
+        """Find an image, which stays while the context lasts."""
+        return self._store().lease(name)
+
+    def _store(self) -> "ImageStore":
+        """Opened when an image is asked for: its directory is made then."""
         from burnish.sandbox.images.store import ImagesConfig
 
-        return ImagesConfig(directory=self.config.images).open().resolve(name)
+        return ImagesConfig(directory=self.config.images).open()
 
 
 def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
@@ -72,7 +82,7 @@ def _start(wanted: Wanted) -> SandboxPool:
 def _native(wanted: Wanted) -> SandboxPool:
     from burnish.sandbox.native.pool import NativePool
 
-    return NativePool(wanted.config, resolve=wanted.resolve, network=wanted.network())
+    return NativePool(wanted.config, images=wanted, network=wanted.network())
 
 
 def _bubblewrap(wanted: Wanted) -> SandboxPool:

@@ -104,7 +104,7 @@ class AuditedBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = "/work",
+        cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
         """See `Sandbox.exec`. Without a log the command does not run: `INFRA_ERROR`."""
@@ -112,7 +112,7 @@ class AuditedBox:
             argv=events.cut_argv(argv),
             argv_digest=events.digest_of_text(argv),
             env_digest=events.digest_of_env(env),
-            cwd=events.cut_text(cwd),
+            cwd=events.cut_text(cwd or ""),
             stdin_digest=events.digest(stdin),
             keep=keep,
             limits=limits or Limits(),

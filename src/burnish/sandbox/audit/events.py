@@ -65,7 +65,7 @@ class Started(Event, frozen=True, kw_only=True, tag="exec"):
     env_digest: str
     """Of names and values; values may be secret and are not kept."""
     cwd: str
-    """Where it starts."""
+    """Where it starts; empty: where the image says, else `/work`."""
     stdin_digest: str
     """What it reads."""
     keep: bool

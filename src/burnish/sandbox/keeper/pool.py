@@ -105,7 +105,7 @@ class KeptBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
         """Run a command; when it returns nothing of the command is alive.
@@ -135,7 +135,7 @@ class KeptBox:
             argv=tuple(os.fsencode(arg) for arg in argv),
             stdin=stdin,
             env=env,
-            cwd=cwd,
+            cwd=WORK if cwd is None else cwd,
             limits=limits,
         )
         try:
@@ -169,7 +169,8 @@ class KeeperPool:
         Args:
             start_keeper: also called for a new keeper when the first was killed.
             resolve: from the name of an image to the directory with its root file system.
-            network: carries out `Policy.allow`; without, boxes have no network.
+            network: carries out `Policy.allow`; without, boxes have no network. Closed with the
+                pool.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
@@ -269,6 +270,8 @@ class KeeperPool:
                 return
             self._closed = True
         await asyncio.to_thread(self._client.close)
+        if self._network is not None:
+            await self._network.close()
 
 
 def _infra_error(message: str) -> ExecResult:

@@ -20,6 +20,7 @@ from burnish.sandbox.memory_files import anonymous, sealed
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.gauge import Gauge
+from burnish.sandbox.native.image_settings import JobUser
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
@@ -31,7 +32,11 @@ T = TypeVar("T")
 
 _DEFAULTS = Limits()
 _FILE_MODE = 0o644
-_NOT_A_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR)
+# EIO, ETIMEDOUT: a program that was kept has killed or stopped the process that reads for us.
+_NOT_A_FILE = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR),
+    *(errno.EIO, errno.ETIMEDOUT),
+)
 
 
 class LiveBox:
@@ -47,9 +52,10 @@ class LiveBox:
         self._policy = policy
         self._kind = kind_of(policy)
         # What installs packages has to be root of the box.
-        self._user = 0 if self._kind.packages else station.job_id
-        image_env = station.image.env if station.image is not None else {}
-        self._base_env = tuple({**BASE_ENV, **image_env}.items())
+        self._user = JobUser(0, 0) if self._kind.packages else station.user
+        image = station.image
+        self._base_env = tuple({**BASE_ENV, **(image.env if image else {})}.items())
+        self._workdir = (image.workdir if image else "") or WORK
         self._hold = hold
         self._group: BoxGroup | None = making.group
         self._gauge = Gauge(making.group, station.census if services.sampled else None)
@@ -87,9 +93,8 @@ class LiveBox:
             OSError: no space left, or something in the way is not a directory.
             ClassifiedFailure: the box is gone.
         """
-        owner = self._user
         relative = "/".join(split_path(path))
-        body = wire.path_body("III", _FILE_MODE, owner, owner, path=relative)
+        body = wire.path_body("III", _FILE_MODE, *self._user, path=relative)
         async with self._lock:
             init = await self._ready()
             content = sealed(data)
@@ -127,7 +132,7 @@ class LiveBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         keep: bool = False,
         python: wire.PythonPart | None = None,
     ) -> ExecResult:
@@ -138,6 +143,7 @@ class LiveBox:
             UserError: a limit that cannot be enforced here.
         """
         limits = _DEFAULTS if limits is None else limits
+        cwd = self._workdir if cwd is None else cwd
         check_argv(argv, env or {}, cwd)
         if limits != self._limits:
             check_limits(limits)
@@ -188,13 +194,13 @@ class LiveBox:
     def _job(
         self, argv: tuple[str, ...], limits: Limits, env: dict[str, str] | None, cwd: str
     ) -> wire.Job:
-        services, user = self._services, self._user
+        services = self._services
         if self._attachment is not None:
             env = {**self._attachment.env, **(env or {})}
         return wire.Job(
             wall_us=wire.u64(limits.wall_s * 1e6),
-            uid=user,
-            gid=user,
+            uid=self._user.uid,
+            gid=self._user.gid,
             rlimits=_rlimits(limits, services.counts_pids, services.counts_memory),
             cwd=cwd,
             argv=argv,

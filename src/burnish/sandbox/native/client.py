@@ -61,7 +61,7 @@ def machine_problem(number: int, stage: str) -> UserError:
     """A helper could not set itself up."""
     return UserError(
         f"this machine does not let us make boxes: {stage}: {os.strerror(number)}.",
-        fix=namespace_fix(),
+        fix=namespace_fix(number),
     )
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -27,7 +28,7 @@ class ImageRoot(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of its content: images of one digest share a helper."""
+        """Of its content."""
         ...
 
     @property
@@ -38,6 +39,36 @@ class ImageRoot(Protocol):
     @property
     def env(self) -> dict[str, str]:
         """Variables that its programs expect."""
+        ...
+
+    @property
+    def workdir(self) -> str:
+        """Directory in which its programs expect to start; empty: it does not say."""
+        ...
+
+    @property
+    def user(self) -> str:
+        """As whom its programs expect to run: NAME or UID, `:GROUP`; empty: it does not say."""
+        ...
+
+
+class Images(Protocol):
+    """Where images come from, such as `images.ImageStore`."""
+
+    def resolve(self, name: str) -> ImageRoot:
+        """What a name stands for now. Takes no time to speak of.
+
+        Raises:
+            UserError: no such image.
+        """
+        ...
+
+    def lease(self, name: str) -> AbstractContextManager[ImageRoot]:
+        """The same, and its files stay while the context lasts.
+
+        Raises:
+            UserError: no such image.
+        """
         ...
 
 
@@ -69,10 +100,10 @@ def _interpreter() -> str:
     return system
 
 
-def hello_for(image: ImageRoot | None, ids: Identities) -> Hello:
+def hello_for(image: ImageRoot | None, ids: Identities, job_uid: int) -> Hello:
     """What a helper serves; no image: this host's own programs, read-only."""
     if image is not None:
-        return Hello(VERSION, *ids, 0, str(image.root))
+        return Hello(VERSION, *ids, job_uid, str(image.root))
     system = system_paths()
     binds = [(entry.path, entry.path) for entry in system if entry.link is None]
     binds += [
@@ -81,7 +112,7 @@ def hello_for(image: ImageRoot | None, ids: Identities) -> Hello:
     return Hello(
         VERSION,
         *ids,
-        ids.nobody,
+        job_uid,
         "",
         binds=tuple(binds),
         links=tuple((entry.path, entry.link) for entry in system if entry.link is not None),

@@ -17,18 +17,18 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from burnish.core.boxes import Capabilities, ExecResult, Policy, Snapshot
+from burnish.core.boxes import Capabilities, Policy, Snapshot
 from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, uninterrupted
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.limits import check_policy
-from burnish.sandbox.native.capabilities import SELF_TEST, check_self_test, describe
-from burnish.sandbox.native.client import failure
+from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.groups import reserve_files
-from burnish.sandbox.native.launch import ImageRoot
+from burnish.sandbox.native.launch import Images
 from burnish.sandbox.native.loans import Loan
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
+from burnish.sandbox.native.self_test import as_users_problem, try_a_box
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.stateful import NativeBox
@@ -40,8 +40,6 @@ from burnish.sandbox.native.warm import WarmBoxes
 from burnish.sandbox.network.base import NetworkProvider
 from burnish.sandbox.pooling.fair_queue import Ticket
 
-Resolve = Callable[[str], ImageRoot]
-"""From the name of an image to its files; raises UserError for one that is not there."""
 _DEFAULT_POLICY = Policy()
 
 
@@ -56,19 +54,19 @@ class NativePool:
         self,
         config: SandboxConfig | None = None,
         *,
-        resolve: Resolve | None = None,
+        images: Images | None = None,
         network: NetworkProvider | None = None,
     ) -> None:
         """Start the helper for this host's own programs and try one box. Blocks for 50 ms.
 
         Args:
             config: how boxes are made.
-            resolve: finds images; without, boxes have the host's programs only.
-            network: carries out `Policy.allow`; without, boxes have no network.
+            images: where images come from; without, boxes have the host's programs only.
+            network: carries out `Policy.allow`; without, boxes have no network. Closed with the
+                pool.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
-            ClassifiedFailure: the helper failed.
         """
         self._config = config or SandboxConfig()
         self._id = secrets.token_hex(4)
@@ -83,20 +81,22 @@ class NativePool:
         self._closed = False
         self._warm = WarmBoxes(self._config.warm_boxes, self._on_made)
         try:
-            self._stations = Stations(
-                self._id,
-                self._config,
-                resolve=resolve,
-                keep_open=keep_open,
-                on_lost=self._tally.lost,
-                on_gone=self._on_gone,
-            )
+            with as_users_problem():
+                self._stations = Stations(
+                    self._id,
+                    self._config,
+                    images=images,
+                    keep_open=keep_open,
+                    on_lost=self._tally.lost,
+                    on_gone=self._on_gone,
+                )
         except BaseException:
             os.close(self._null_fd)
             raise
-        self._services = self._make_services(resolve is not None, network)
+        self._services = self._make_services(images is not None, network)
         try:
-            self._try_a_box()
+            with as_users_problem():
+                try_a_box(self)
         except BaseException:
             self._close()
             raise
@@ -274,8 +274,9 @@ class NativePool:
         except BaseException as error:
             await _all(boxes, NativeBox.destroy)
             if isinstance(error, OSError):
-                raise failure(f"a box could not be made: {error}") from error
+                raise station.refusal(error) from error
             raise
+        station.proven = True
         self._hand_out(boxes, ticket)
         return tuple(boxes)
 
@@ -310,30 +311,6 @@ class NativePool:
         self._warm.forget(station)
         self._book.lost(station)
 
-    def _try_a_box(self) -> None:
-        """In a loop of its own: the caller may be in one."""
-        outcome: list[ExecResult | Exception] = []
-
-        async def run() -> ExecResult:
-            box = await self.take(None, _DEFAULT_POLICY)
-            try:
-                return await box.exec(SELF_TEST)
-            finally:
-                await self.give_back(box)
-
-        def main() -> None:
-            try:
-                outcome.append(asyncio.run(run()))
-            except (OSError, ClassifiedFailure) as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=main, name="sandbox-self-test")
-        thread.start()
-        thread.join()
-        if isinstance(outcome[0], Exception):
-            raise outcome[0]
-        check_self_test(outcome[0])
-
     def forget(self, snapshot: Snapshot) -> None:
         """Free the layers that only this snapshot needs."""
         self._book.forget(snapshot)
@@ -366,7 +343,12 @@ class NativePool:
 
     async def close(self) -> None:
         """Destroy all boxes and end the helpers. May be called twice."""
-        await uninterrupted(asyncio.ensure_future(asyncio.to_thread(self._close)))
+        await uninterrupted(asyncio.ensure_future(self._close_all()))
+
+    async def _close_all(self) -> None:
+        await asyncio.to_thread(self._close)
+        if self._services.network is not None:
+            await self._services.network.close()
 
     def _close(self) -> None:
         with self._lock:

@@ -1,7 +1,6 @@
 """Boxes in which Python jobs start warm: forks of an interpreter that has imported its modules."""
 
 from burnish.core.boxes import ExecResult, Limits
-from burnish.sandbox.commands import WORK
 from burnish.sandbox.native.protocol import PythonKind, PythonOption
 from burnish.sandbox.native.stateful import NativeBox
 from burnish.sandbox.native.wire import PythonPart
@@ -21,7 +20,7 @@ class WarmBox(NativeBox):
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         keep: bool = False,
         isolated: bool = True,
     ) -> ExecResult:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from burnish.core.boxes import Limits, Policy, Privileges
-from burnish.core.errors import ClassifiedFailure
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.cancellation import resolve
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.native import wire
@@ -19,6 +19,7 @@ from burnish.sandbox.native.client import Answer, Helper, failure
 from burnish.sandbox.native.gauge import Census
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
+from burnish.sandbox.native.image_settings import JobUser, image_problem, is_machines
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.launch import ImageRoot
 from burnish.sandbox.native.layer_files import LayerFiles
@@ -152,18 +153,21 @@ class Station:
         self,
         helper: Helper,
         image: ImageRoot | None,
+        user: JobUser,
         ids: Identities,
         groups: Groups | None,
         template: Template | None = None,
     ) -> None:
-        """Take over the helper; with a `template`, it is warm Python."""
+        """Take over the helper, whose jobs are of `user`; with a `template`, it is warm Python."""
         self.helper = helper
         self.image = image
         self.template = template
         self.ids = ids
-        self.job_id = 0 if image is not None else ids.nobody
+        self.user = user
         self.files = LayerFiles(ids.uid_first, helper.pid)
         self.groups = groups
+        self.proven = False
+        """There was a box: what fails from now on is not the image."""
         self.census = Census()
         self.layers = LayerTable()
         self.layers_lock = threading.RLock()
@@ -173,6 +177,12 @@ class Station:
     def alive(self) -> bool:
         """Whether boxes can be made here."""
         return self.helper.alive
+
+    def refusal(self, error: OSError) -> UserError | ClassifiedFailure:
+        """What it means that a box could not be made."""
+        if self.image is not None and not self.proven and not is_machines(error):
+            return image_problem(self.image.name, str(error))
+        return failure(f"a box could not be made: {error}")
 
     def take_group(self) -> BoxGroup | None:
         """Control groups for a box, where there are any."""

@@ -4,17 +4,37 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.native.client import Helper, failure
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import of_this_process
-from burnish.sandbox.native.launch import ImageRoot, hello_for, helper_command
+from burnish.sandbox.native.image_settings import check_workdir, job_user, refusal_of
+from burnish.sandbox.native.launch import ImageRoot, Images, hello_for, helper_command
 from burnish.sandbox.native.station import Station
 from burnish.sandbox.native.templates import Template, template_command, template_problem
 from burnish.sandbox.seccomp import build_filter
+
+
+class _Key(NamedTuple):
+    """What boxes of one helper have in common."""
+
+    image: str
+    digest: str
+    settings: tuple[str, ...]
+    template: Template | None
+
+
+def _key(image: ImageRoot | None, template: Template | None) -> _Key:
+    if image is None:
+        return _Key("", "", (), template)
+    variables = (f"{name}={value}" for name, value in sorted(image.env.items()))
+    settings = (image.workdir, image.user, *variables)
+    return _Key(image.name, image.digest, settings, template)
 
 
 class Stations:
@@ -25,7 +45,7 @@ class Stations:
         pool_id: str,
         config: SandboxConfig,
         *,
-        resolve: Callable[[str], ImageRoot] | None,
+        images: Images | None,
         keep_open: bool,
         on_lost: Callable[[], None],
         on_gone: Callable[[Station], None],
@@ -35,7 +55,8 @@ class Stations:
         Args:
             pool_id: letters and digits, unique in this process.
             config: of the pool.
-            resolve: finds images.
+            images: where images come from. A name that is given to another image means that one
+                from the next box on; who uses the old one keeps it, until the pool is closed.
             keep_open: see `Groups`.
             on_lost: called when a helper has ended by itself.
             on_gone: called when a station makes no boxes any more, whyever.
@@ -45,12 +66,12 @@ class Stations:
             ClassifiedFailure: the helper failed.
         """
         self._config = config
-        self._resolve = resolve
+        self._images = images
         self._on_lost = on_lost
         self._on_gone = on_gone
         self._lock = threading.Lock()
-        self._images: dict[str, ImageRoot] = {}
-        self._stations: dict[tuple[str, Template | None], Station] = {}
+        self._stations: dict[_Key, Station] = {}
+        self._leases: dict[Station, contextlib.ExitStack] = {}
         self._closed = False
         self._filter = build_filter()
         self._command = helper_command(config.helper)
@@ -82,52 +103,60 @@ class Stations:
             UserError: there is no such image, or it has no such modules.
             ClassifiedFailure: the helper does not start, or the pool is closed.
         """
-        station = self._known(image, template)
+        station: Station | None = self._host
+        if image is not None or template is not None:
+            station = self._stations.get(_key(self._root(image), template))
         if station is not None and station.helper.still_runs():
             return station
         return await asyncio.to_thread(self._open, image, template)
 
-    def _known(self, image: str | None, template: Template | None) -> Station | None:
-        if image is None and template is None:
-            return self._host
-        root = self._images.get(image) if image is not None else None
-        if image is not None and root is None:
+    def _root(self, image: str | None) -> ImageRoot | None:
+        if image is None:
             return None
-        return self._stations.get((root.digest if root else "", template))
+        assert self._images is not None
+        return self._images.resolve(image)
 
     def _open(self, image: str | None, template: Template | None = None) -> Station:
         """Start a helper, unless another thread has done so."""
-        with self._lock:
+        with self._lock, contextlib.ExitStack() as lease:
             if self._closed:
                 raise failure("the pool is closed")
-            root = None if image is None else self._root(image)
-            key = (root.digest if root else "", template)
+            root = None
+            if image is not None:
+                assert self._images is not None
+                root = lease.enter_context(self._images.lease(image))
+            key = _key(root, template)
             old = self._stations.get(key)
             if old is not None:
                 if old.alive:
                     return old
                 self._on_lost()
-                old.helper.close()
-                self._on_gone(old)
-            station = Station(self._start(root, template), root, self.ids, self._groups, template)
+                self._end(old)
+            station = self._start(root, template)
+            self._leases[station] = lease.pop_all()
             self._stations[key] = station
             if root is None and template is None:
                 self._host = station
             return station
 
-    def _start(self, root: ImageRoot | None, template: Template | None) -> Helper:
-        hello = hello_for(root, self.ids)
-        if template is None:
-            return Helper(self._command, hello, self._filter)
-        command = template_command(template, has_image=root is not None)
-        return Helper(command, hello, self._filter, template_problem)
+    def _start(self, root: ImageRoot | None, template: Template | None) -> Station:
+        check_workdir(root)
+        user = job_user(root, self.ids)
+        hello = hello_for(root, self.ids, user.uid)
+        if template is not None:
+            command = template_command(template, has_image=root is not None)
+            helper = Helper(command, hello, self._filter, template_problem)
+        elif root is not None:
+            helper = Helper(self._command, hello, self._filter, partial(refusal_of, root.name))
+        else:
+            helper = Helper(self._command, hello, self._filter)
+        return Station(helper, root, user, self.ids, self._groups, template)
 
-    def _root(self, image: str) -> ImageRoot:
-        """A name means the same for the life of a pool."""
-        assert self._resolve is not None
-        if image not in self._images:
-            self._images[image] = self._resolve(image)
-        return self._images[image]
+    def _end(self, station: Station) -> None:
+        station.helper.close()
+        self._on_gone(station)
+        if lease := self._leases.pop(station, None):
+            lease.close()
 
     def close(self) -> None:
         """End all helpers, with all boxes. Blocks until nothing of them is left."""
@@ -135,8 +164,7 @@ class Stations:
             self._closed = True
             stations = list(self._stations.values())
         for station in stations:
-            station.helper.close()
-            self._on_gone(station)
+            self._end(station)
         if self._groups is not None:
             self._groups.close()
 

@@ -35,3 +35,7 @@ class NetworkProvider(Protocol):
     async def attach(self, listen: Listen, policy: Policy, box_id: str) -> Attachment:
         """Give a box its network."""
         ...
+
+    async def close(self) -> None:
+        """Cut all boxes. May be called again."""
+        ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Snapshot, StatefulSandbox, Usage
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.records import Record
-from burnish.sandbox.commands import WORK, check_argv
+from burnish.sandbox.commands import check_argv
 from burnish.sandbox.files import split_path
 from burnish.sandbox.limits import check_enforced, check_limits
 from burnish.sandbox.remote import messages as m
@@ -69,7 +69,7 @@ class RemoteBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
         """See `Sandbox.exec`. A server that is lost meanwhile is `ExecStatus.INFRA_ERROR`.
@@ -92,7 +92,7 @@ class RemoteBox:
         stdin: bytes = b"",
         limits: Limits | None = None,
         env: dict[str, str] | None = None,
-        cwd: str = WORK,
+        cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
         """As `exec`, but what is wrong with the box or the server is raised.

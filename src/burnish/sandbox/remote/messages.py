@@ -127,7 +127,7 @@ class Exec(Record, frozen=True, kw_only=True):
     """Bounds."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Added variables."""
-    cwd: str = "/work"
+    cwd: str | None = None
     """Where it starts."""
     keep: bool = False
     """Leave alive what it started."""

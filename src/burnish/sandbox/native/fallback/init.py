@@ -164,19 +164,30 @@ class Init:
             or (message.op == Op.EXEC and not job.argv)
             or (job.python is not None and job.python.kind not in _KINDS)
         ):
-            body = struct.pack("<IiQQQQ", Ending.NOT_STARTED, errno.EINVAL, 0, 0, 0, 0)
-            self._channel.send(Op.EXITED, message.id, body)
+            self._refuse(message.id, errno.EINVAL)
             return
         privileges = Privileges(
             self._packages if message.flags & Flag.EXEC_PACKAGES else (), bool(self._packages)
         )
         started_s = time.monotonic()
-        pid, error = start_job(job, message.fds[:3], privileges, self._importing)
         keep = bool(message.flags & Flag.EXEC_KEEP)
+        try:
+            pid, error = start_job(job, message.fds[:3], privileges, self._importing)
+        except OSError as failure:
+            # Processes that were kept may have left no room for another.
+            if not keep:
+                _kill_all()
+                _reap_all(_Usage())
+            self._refuse(message.id, failure.errno or errno.EIO)
+            return
         self._running = _Running(message.id, pid, job, keep, started_s)
         if error:
             self._running.ended_by = Ending.NOT_STARTED
             self._running.status = error
+
+    def _refuse(self, request: int, number: int) -> None:
+        body = struct.pack("<IiQQQQ", Ending.NOT_STARTED, number, 0, 0, 0, 0)
+        self._channel.send(Op.EXITED, request, body)
 
     def _may_be(self, *ids: int) -> bool:
         """Whether these are ids for jobs: not that of this process, unless there is no other."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 import signal
 from typing import NamedTuple, NoReturn, Sequence
 
@@ -16,6 +17,7 @@ from .python_job import Importing, PythonJob, run_python
 from .wire import Fields
 
 _NO_LIMIT = 2**64 - 1
+_START_LIMIT_S = 2.0
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -79,6 +81,9 @@ def start_job(
         _become(job, fds, privileges, importing, reported)
     os.close(reported)
     try:
+        # A process that was kept can stop the new one as soon as they have one user.
+        if not select.select([report], [], [], _START_LIMIT_S)[0]:
+            os.kill(pid, signal.SIGKILL)
         answer = os.read(report, 4)
     finally:
         os.close(report)
