@@ -92,6 +92,48 @@ def test_a_full_process_table_is_told_as_such(pool: SandboxPool) -> None:
     assert (after.status, after.stdout) == (ExecStatus.OK, b"well\n"), after
 
 
+@pytest.mark.parametrize(
+    ("attack_line", "num_tries"),
+    [("os.kill(-1, 9)", 60), ("os.fork() or os._exit(0)", 60), ("os.kill(-1, 19)", 4)],
+)
+def test_who_kills_stops_or_crowds_all_that_starts_breaks_no_box(
+    pool: SandboxPool, attack_line: str, num_tries: int
+) -> None:
+    """Those who read and write files for us are processes of the box, too."""
+    if Feature.BACKGROUND not in pool.capabilities.features:
+        pytest.skip("no process outlives its command here")
+    code = f"""
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN); open("/work/ready", "w").close()
+while True:
+    try: {attack_line}
+    except OSError: pass
+"""
+    start = "python3 -I -S kill.py >/dev/null 2>&1 & while ! [ -e ready ]; do sleep 0.01; done"
+
+    async def main() -> set[ExecStatus]:
+        seen = set()
+        async with pool.acquire() as box:
+            await box.write_file("kill.py", code.encode())
+            await box.write_file("file", b"data")
+            await box.exec(("sh", "-c", start), keep=True)
+            for _ in range(num_tries):
+                result = await box.exec(("true",), keep=True, limits=Limits(wall_s=0.5))
+                seen.add(result.status)
+                if result.status is ExecStatus.TIMEOUT:
+                    return seen  # which has ended what was kept, too
+                if attack_line == "os.kill(-1, 19)":
+                    continue  # it may take 20 s until a reader that was stopped is given up
+                try:
+                    assert await box.read_file("file") == b"data"
+                except FileNotFoundError:
+                    seen.add(ExecStatus.SIGNAL)
+            return seen
+
+    ends = {ExecStatus.OK, ExecStatus.SIGNAL, ExecStatus.PIDS, ExecStatus.TIMEOUT}
+    assert asyncio.run(main()) <= ends
+
+
 def test_memory_that_no_process_holds_is_no_way_to_break_a_box(pool: SandboxPool) -> None:
     """Files in memory: the kernel can kill all processes, process 1 too, and frees nothing."""
     fill = """
