@@ -199,12 +199,12 @@ def fuzz_helper(command: tuple[str, ...], seed: int, num_messages: int) -> int:
     for box in (*EDGES, *range(6)):
         for op in (Op.DESTROY, Op.DROP):
             settle(helper, helper.send(op, struct.pack("<I", box)))  # its init may have died
-    assert helper.num_fds() <= before + 1  # a network made ahead may be there or not
+    assert helper.num_fds() <= before + 2  # a child made ahead may be there or not
     for _ in range(1000):  # what failed to start may be dying still
         settle(helper, helper.send(Op.DROP, struct.pack("<I", 0)))
-        if not children(helper):
+        if len(children(helper)) <= 1:
             break
-    assert children(helper) == []
+    assert len(children(helper)) <= 1
     for _ in range(20):  # until one of them is truly malformed
         number_fds = garbage.num_fds(Op.DROP)
         if not send_raw(helper.socket, garbage.broken(OWNER_OPS), number_fds):

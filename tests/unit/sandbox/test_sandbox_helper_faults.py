@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+from pathlib import Path
 
 import pytest
 from raw_helper import (
@@ -33,6 +34,20 @@ def test_the_end_of_an_init_is_reported(helper: RawHelper) -> None:
     assert helper.refused(3) in (errno.EINVAL, errno.EEXIST)
     assert helper.tell(Op.DESTROY, 3).op is Op.DONE
     helper.create(3)
+
+
+def test_the_child_of_the_next_box_can_be_killed_like_any_process(helper: RawHelper) -> None:
+    pid = helper.process.pid
+    for number in range(5):
+        waiting = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in waiting if number else ():
+            if int(child) not in [box.pid for box in helper.boxes]:
+                descriptor = os.pidfd_open(int(child))
+                os.kill(int(child), signal.SIGKILL)
+                assert ended(descriptor)
+                os.close(descriptor)
+                assert helper.tell(Op.DROP, 0).error == errno.ENOENT  # it has been reaped
+        assert shell(helper.create(number), "echo here") == "here\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])

@@ -47,9 +47,15 @@ static int cover(const char *with, const char *place) {
     return with != NULL ? 0 : mount(NULL, place, NULL, flags, NULL);
 }
 
-static int mount_all(const struct image *image, const struct creation *creation) {
+static int mount_all(const struct image *image, const struct creation *creation,
+                     const int *layers) {
     /* 7 bytes for each of 16 layers: far from the page that mount(2) takes. */
     char options[512] = "userxattr,upperdir=/l/0/u,workdir=/l/0/w,lowerdir=", slot[24];
+    for (uint32_t i = 0; i <= creation->num_layers; i++) {
+        snprintf(slot, sizeof slot, "/l/%u", i);
+        TRY(attach(layers[i], AT_FDCWD, slot), "mounting a layer");
+        close(layers[i]);
+    }
     for (uint32_t i = creation->num_layers; i > 0; i--)
         snprintf(options + strlen(options), 20, "/l/%u/u:", i);
     strcat(options, *image->rootfs ? "/s:/r" : "/s");
@@ -76,18 +82,13 @@ static int mount_all(const struct image *image, const struct creation *creation)
     return 0;
 }
 
-static int start_loopback(void) {
+int start_network(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
+    if (unshare(CLONE_NEWNET) < 0) return -1;
     int network = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (network < 0 || ioctl(network, SIOCSIFFLAGS, &request) < 0) return -1;
-    return close(network);
-}
-
-int make_network(int own) {
-    if (own < 0 || unshare(CLONE_NEWNET) < 0) return -1;
-    int made = start_loopback() < 0 ? -1 : open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    if (setns(own, CLONE_NEWNET) < 0) _exit(1); /* not that of a box: nothing would be right */
-    return made;
+    int result = network < 0 ? -1 : ioctl(network, SIOCSIFFLAGS, &request);
+    if (network >= 0) close(network);
+    return result;
 }
 
 static int make_deterministic(uint32_t box) {
@@ -124,26 +125,26 @@ static int drop_privileges(const struct image *image, bool has_packages) {
     return 0;
 }
 
-static int build(const struct image *image, const struct creation *creation) {
-    char go;
+static int build(const struct image *image, struct creation *creation) {
+    static char buffer[MAX_MESSAGE_BYTES];
+    struct message m;
     TRY(dup2(STDIN_FILENO, STDERR_FILENO), "closing descriptors");
     TRY(syscall(SYS_close_range, CONTROL + 1, ~0U, 0), "closing descriptors");
-    if (recv(CONTROL, &go, 1, 0) != 1) _exit(1);
+    if (receive(CONTROL, &m, buffer) != RECEIVED) _exit(1);
+    take(&m, creation, sizeof *creation);
     TRY(setresgid(0, 0, 0), "becoming root of the box");
     if (setgroups(0, NULL) < 0 && image->num_ids > 1) return fail("becoming root of the box");
     TRY(setresuid(0, 0, 0), "becoming root of the box");
     /* Only now are we in our groups, which the box so sees as the top. */
     TRY(unshare(CLONE_NEWCGROUP), "making a control group namespace");
-    TRY(mount_all(image, creation), failed_stage);
-    if (!creation->has_network) TRY(start_loopback(), "bringing up the loopback");
+    TRY(mount_all(image, creation, m.fds), failed_stage);
     TRY(sethostname("box", 3), "setting the host name");
     if (creation->deterministic) TRY(make_deterministic(creation->box), "fixing the processor");
-    TRY(setsid(), "starting a session");
     return drop_privileges(image, creation->packages);
 }
 
-void become_box(const struct image *image, const struct creation *creation, int control,
-                char **arguments) {
+void become_box(const struct image *image, int control, char **arguments) {
+    struct creation creation;
     struct ready ready = {0};
     /* What `ps` in the box shows of us: the kernel reads it from where it put it at exec. */
     size_t size = (size_t)(arguments[1] - arguments[0]) + strlen(arguments[1]);
@@ -151,10 +152,10 @@ void become_box(const struct image *image, const struct creation *creation, int 
     strncpy(arguments[0], "init", size);
     prctl(PR_SET_NAME, "init", 0, 0, 0);
     if (control != CONTROL && dup2(control, CONTROL) < 0) _exit(1);
-    if (build(image, creation) < 0) {
+    if (build(image, &creation) < 0) {
         ready.error = errno;
         strncpy(ready.stage, failed_stage, sizeof ready.stage - 1);
     }
     if (send(CONTROL, &ready, sizeof ready, MSG_NOSIGNAL) < 0 || ready.error != 0) _exit(1);
-    serve(image->num_ids > 1 ? image->num_ids - 1 : UINT32_MAX, image->job_uid, creation->packages);
+    serve(image->num_ids > 1 ? image->num_ids - 1 : UINT32_MAX, image->job_uid, creation.packages);
 }

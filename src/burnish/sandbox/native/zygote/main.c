@@ -35,7 +35,9 @@ struct box {
     bool freezes, early;               /* FREEZE; answered before the end of the init */
 };
 static struct box *boxes[NUM_BUCKETS], *layers[NUM_BUCKETS], *creating[MAX_CREATING];
-static int num_creating, owner, own_network = -1, spare_network = -1;
+static struct box spare; /* a child that is no box yet; pid 0: there is none */
+static int num_creating, owner, own_network, spare_network = -1;
+static bool born_in_group; /* as the last box was */
 static struct image image;
 static char **main_arguments;
 
@@ -126,59 +128,88 @@ static int count_files(int tmpfs, const char *name, bool remove) {
     return count;
 }
 
-/* The mounts of a box come into our namespace for its clone3, which copies them, and go again: we
- * hold detached copies, so that the namespace stays small. */
-static void move_stack(struct box *const *stack, uint32_t count, bool in) {
-    for (uint32_t i = 0; i < count; i++) {
-        char slot[16];
-        snprintf(slot, sizeof slot, "/l/%u", i);
-        int copy = in ? -1 : copy_tree(stack[i]->tmpfs, "");
-        if (in ? attach(stack[i]->tmpfs, AT_FDCWD, slot) < 0
-               : copy < 0 || umount2(slot, MNT_DETACH) < 0)
-            die("moving a layer", strerror(errno));
-        if (!in) close(stack[i]->tmpfs), stack[i]->tmpfs = copy;
-    }
+/* A copy for a box to mount. Before Linux 6.15 only what is mounted can be copied. */
+static int copy_layer(struct box *layer) {
+    int copy = copy_tree(layer->tmpfs, "");
+    if (copy >= 0 || attach(layer->tmpfs, AT_FDCWD, "/l/0") < 0) return copy;
+    int detached = copy_tree(layer->tmpfs, "");
+    copy = copy_tree(layer->tmpfs, "");
+    if (detached < 0 || umount2("/l/0", MNT_DETACH) < 0) die("copying a mount", strerror(errno));
+    close(layer->tmpfs);
+    layer->tmpfs = detached;
+    return copy;
 }
 
-/* Takes the child that clone3 has made to where it waits for nothing more from us. */
-static int admit(const struct box *box, const struct message *m, bool in_group) {
-    char text[16];
-    size_t size = (size_t)snprintf(text, sizeof text, "%d", (int)box->pid);
-    TRY(write_ids(&image, box->pid), failed_stage);
-    for (int i = 0; i < m->num_fds && !in_group; i++)
-        TRY(write(m->fds[i], text, size), "joining a control group");
-    return send(box->control, "g", 1, MSG_NOSIGNAL) == 1 ? 0 : fail("waking the init");
+static void forget(struct box *child) {
+    close(child->control), close(child->pidfd);
+    child->pid = 0;
 }
 
-static const char *clone_box(struct box *box, struct creation *creation, struct message *m,
-                             struct box *const *stack) {
+static void abandon(struct box *child) {
+    kill(child->pid, SIGKILL); /* nobody knows it: it is reaped */
+    forget(child);
+}
+
+/* A process in namespaces of its own that waits to be told what box it is. */
+static const char *make_child(struct box *child, int cgroup) {
     int pair[2];
-    bool into = m->flags & CREATE_INTO_CGROUP;
+    const char *failed = "making the network of a box (user.max_net_namespaces?)";
     struct clone_arguments arguments = {
         .flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
-                 CLONE_PIDFD | (into ? 0x200000000 /* CLONE_INTO_CGROUP */ : 0),
-        .pidfd = (uint64_t)(uintptr_t)&box->pidfd,
+                 CLONE_PIDFD | (cgroup >= 0 ? 0x200000000 /* CLONE_INTO_CGROUP */ : 0),
+        .pidfd = (uint64_t)(uintptr_t)&child->pidfd,
         .exit_signal = SIGCHLD,
-        .cgroup = into ? (uint64_t)m->fds[0] : 0};
+        .cgroup = cgroup >= 0 ? (uint64_t)cgroup : 0};
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) return "making a socket";
-    move_stack(stack, creation->num_layers + 1, true);
-    creation->has_network = spare_network >= 0 && setns(spare_network, CLONE_NEWNET) == 0;
-    if (!creation->has_network) arguments.flags |= CLONE_NEWNET;
-    box->pid = (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments);
-    if (box->pid == 0) become_box(&image, creation, pair[1], main_arguments);
-    box->control = pair[0];
-    const char *failed = "making the namespaces of a box (user.max_*_namespaces? processes?)";
-    if (box->pid > 0) failed = admit(box, m, into) == 0 ? NULL : failed_stage;
+    bool has_network = spare_network >= 0 ? setns(spare_network, CLONE_NEWNET) == 0
+                                          : start_network() == 0;
+    child->pid = has_network ? (pid_t)syscall(SYS_clone3, &arguments, sizeof arguments) : -1;
+    if (child->pid == 0) become_box(&image, pair[1], main_arguments);
+    if (has_network) failed = "making the namespaces of a box (user.max_*_namespaces? processes?)";
+    if (child->pid > 0) failed = write_ids(&image, child->pid) == 0 ? NULL : failed_stage;
     int error = errno;
-    close(pair[1]);
-    if (creation->has_network && setns(own_network, CLONE_NEWNET) < 0)
-        die("going back to a network", strerror(errno));
+    if (setns(own_network, CLONE_NEWNET) < 0) die("going back to a network", strerror(errno));
     if (spare_network >= 0) close(spare_network);
     spare_network = -1;
-    move_stack(stack, creation->num_layers + 1, false);
-    if (failed != NULL) close(box->control);
-    if (failed != NULL && box->pid > 0) kill(box->pid, SIGKILL), close(box->pidfd);
-    return failed != NULL ? refuse(error, failed) : NULL; /* nobody knows the child: it is reaped */
+    child->control = pair[0];
+    close(pair[1]);
+    if (child->pid < 0) close(pair[0]);
+    else if (failed != NULL) abandon(child);
+    return failed != NULL ? refuse(error, failed) : NULL;
+}
+
+/* What costs half of the time of a box and needs to know nothing of it is done while nobody waits:
+ * the child; where it is born into its group, its network only. */
+static bool prepare_child(void) {
+    if (!born_in_group) return make_child(&spare, -1) == NULL;
+    if (start_network() == 0) spare_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (setns(own_network, CLONE_NEWNET) < 0) die("going back to a network", strerror(errno));
+    return spare_network >= 0;
+}
+
+static const char *start_child(struct box *box, const struct creation *creation,
+                               const struct message *m, struct box *const *stack) {
+    char text[16];
+    int copies[MAX_LAYERS + 1], num_copies = 0;
+    const char *failed = NULL;
+    born_in_group = m->flags & CREATE_INTO_CGROUP;
+    if (born_in_group || spare.pid == 0)
+        failed = make_child(box, born_in_group ? m->fds[0] : -1);
+    else box->pid = spare.pid, box->control = spare.control, box->pidfd = spare.pidfd, spare.pid = 0;
+    if (failed != NULL) return failed;
+    size_t size = (size_t)snprintf(text, sizeof text, "%d", (int)box->pid);
+    for (int i = 0; i < m->num_fds && !born_in_group && failed == NULL; i++)
+        if (write(m->fds[i], text, size) < 0) failed = "joining a control group";
+    for (uint32_t i = 0; i <= creation->num_layers && failed == NULL; i++)
+        if ((copies[num_copies] = copy_layer(stack[i])) < 0) failed = "copying a layer";
+        else num_copies++;
+    if (failed == NULL && !try_send(box->control, CREATE, 0, creation, sizeof *creation, copies,
+                                    num_copies))
+        failed = "waking the init";
+    int error = errno;
+    while (num_copies > 0) close(copies[--num_copies]);
+    if (failed != NULL) abandon(box);
+    return failed != NULL ? refuse(error, failed) : NULL;
 }
 
 static const char *create(struct message *m) {
@@ -200,7 +231,7 @@ static const char *create(struct message *m) {
     }
     bool into = m->flags & CREATE_INTO_CGROUP;
     if (!is_complete(m, CREATE_INTO_CGROUP | CREATE_DETERMINISTIC | CREATE_PACKAGES,
-                     into ? 1 : m->num_fds))
+                     into ? 1 : m->num_fds) || m->num_fds > MAX_CREATE_FDS)
         die("malformed message", "CREATE");
     if (creation.num_layers > MAX_LAYERS) return refuse(EINVAL, "more than 16 layers");
     if (num_bytes == 0 || num_inodes == 0) return refuse(EINVAL, "sizes must be more than 0");
@@ -209,7 +240,7 @@ static const char *create(struct message *m) {
     new.tmpfs = make_upper(&image, num_bytes, num_inodes);
     if (new.tmpfs < 0) return "making the writable layer";
     stack[0] = &new;
-    wrong = clone_box(&new, &creation, m, stack);
+    wrong = start_child(&new, &creation, m, stack);
     if (wrong != NULL) {
         close(new.tmpfs);
         return wrong;
@@ -298,6 +329,7 @@ static void reap_inits(void) {
     int status;
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
         struct box *box = NULL;
+        if (pid == spare.pid) forget(&spare);
         for (int i = 0; i < NUM_BUCKETS && box == NULL; i++)
             for (box = boxes[i]; box != NULL && box->pid != pid;) box = box->next;
         if (box == NULL) continue;
@@ -394,6 +426,7 @@ int main(int count, char **arguments) {
     int children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     if (children < 0) die("waiting", strerror(errno));
     own_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
+    if (own_network < 0) die("its network", strerror(errno));
     for (bool can_prepare = true;;) {
         struct pollfd wait[2 + MAX_CREATING] = {{children, POLLIN, 0}};
         struct box *waiting[MAX_CREATING];
@@ -402,11 +435,9 @@ int main(int count, char **arguments) {
         wait[1] = (struct pollfd){num_creating < MAX_CREATING ? owner : -1, POLLIN, 0};
         for (int i = 0; i < num_waiting; i++)
             wait[2 + i] = (struct pollfd){waiting[i]->control, POLLIN, 0};
-        /* A network takes a third of the time of a box: one is made ahead while nobody waits. */
-        bool prepare = can_prepare && spare_network < 0 && num_creating == 0;
+        bool prepare = can_prepare && num_creating == 0 && spare.pid == 0 && spare_network < 0;
         int num_ready = poll(wait, (nfds_t)(2 + num_waiting), prepare ? 0 : -1);
-        if (prepare && num_ready == 0)
-            can_prepare = (spare_network = make_network(own_network)) >= 0;
+        if (prepare && num_ready == 0) can_prepare = prepare_child();
         if (num_ready <= 0) continue;
         for (int i = 0; i < num_waiting; i++)
             if (wait[2 + i].revents) finish_creation(waiting[i]);

@@ -12,7 +12,7 @@ struct __attribute__((packed)) header {
     uint32_t id;
 };
 union control { /* room for more than any message may bring, so that they arrive and are closed */
-    char bytes[CMSG_SPACE(sizeof(int) * 2 * MAX_CREATE_FDS)];
+    char bytes[CMSG_SPACE(sizeof(int) * 2 * MAX_FDS)];
     struct cmsghdr align;
 };
 
@@ -32,7 +32,7 @@ enum received receive(int socket, struct message *m, char *buffer) {
         for (size_t i = 0; i < (c->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-            if (m->num_fds < MAX_CREATE_FDS) m->fds[m->num_fds++] = fd;
+            if (m->num_fds < MAX_FDS) m->fds[m->num_fds++] = fd;
             else close(fd), fits = false;
         }
     }
@@ -95,8 +95,8 @@ void close_fds(struct message *m) {
     while (m->num_fds > 0) close(m->fds[--m->num_fds]);
 }
 
-void send_message(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
-                  const int *fds, int num_fds) {
+bool try_send(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
+              const int *fds, int num_fds) {
     struct header header = {(uint32_t)(sizeof header + num_bytes), (uint16_t)op, 0, id};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)body, num_bytes}};
     union control control = {0};
@@ -111,7 +111,12 @@ void send_message(int socket, enum op op, uint32_t id, const void *body, size_t 
     ssize_t sent;
     do sent = sendmsg(socket, &message, MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    if (sent < 0) _exit(0);
+    return sent >= 0;
+}
+
+void send_message(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
+                  const int *fds, int num_fds) {
+    if (!try_send(socket, op, id, body, num_bytes, fds, num_fds)) _exit(0);
 }
 
 void send_done(int socket, uint32_t id) { send_message(socket, DONE, id, NULL, 0, NULL, 0); }

@@ -6,7 +6,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { VERSION = 1, MAX_MESSAGE_BYTES = 128 * 1024, MAX_LAYERS = 16, MAX_CREATE_FDS = 8 };
+enum { VERSION = 1, MAX_MESSAGE_BYTES = 128 * 1024, MAX_LAYERS = 16, MAX_CREATE_FDS = 8,
+       MAX_FDS = MAX_LAYERS + 1 };
 enum op {
     HELLO = 1, CREATE, FREEZE, DESTROY, DROP, NEWLAYER, LAYERFD, RESIZE,
     EXEC = 32, KILL, PUT, GET, LISTEN, PYTHON,
@@ -27,7 +28,7 @@ struct message {
     uint32_t id;
     char *at, *end; /* what the take_* functions have left */
     bool bad;       /* something did not fit */
-    int fds[MAX_CREATE_FDS], num_fds;
+    int fds[MAX_FDS], num_fds;
 };
 enum received { RECEIVED, CLOSED, MALFORMED };
 
@@ -43,6 +44,9 @@ uint32_t take_count(struct message *m, size_t item_bytes);
 /* Nothing missing, nothing left over, no flag but these, exactly so many descriptors. */
 bool is_complete(const struct message *m, int flags, int num_fds);
 void close_fds(struct message *m);
+/* False if the other side is gone. */
+bool try_send(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
+              const int *fds, int num_fds);
 void send_message(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
                   const int *fds, int num_fds);
 void send_done(int socket, uint32_t id);

@@ -9,7 +9,7 @@
  *
  * In the helper's mount namespace: /r the rootfs, /s the skeleton, /b/N the binds, /d the template
  * of /dev, /e an empty directory, /proc the host's, /m where a box puts its root together, and
- * /l/N, for the moment of a clone3, the writable layer of a box (0) and those below it. */
+ * /l/N, in a box that puts its root together, its writable layer (0) and those below it. */
 #ifndef BURNISH_HELPER_H
 #define BURNISH_HELPER_H
 #include <fcntl.h>
@@ -83,14 +83,13 @@ void lower_limits(void); /* of this process, for the boxes: those that nobody as
 struct creation {
     uint32_t box, num_layers;
     uint64_t shm_bytes;
-    bool deterministic, packages, has_network; /* the helper's spare one */
+    bool deterministic, packages;
 };
-/* A descriptor of a network namespace with a loopback; -1. We come back to the one of `own`. */
-int make_network(int own);
+int start_network(void); /* we go into a new network namespace, whose loopback is up */
 struct ready { int32_t error; char stage[100]; };
-/* What the child of clone3 does. On `control` it reads a byte, then writes a `struct ready`. */
-_Noreturn void become_box(const struct image *image, const struct creation *creation, int control,
-                          char **arguments);
+/* What the child of clone3 does. On `control` it reads a CREATE with a `struct creation`, the tmpfs
+ * of the box and those of its layers, lowest first; then it writes a `struct ready`. */
+_Noreturn void become_box(const struct image *image, int control, char **arguments);
 
 enum { CONTROL = 3 };
 /* `init` is the id that no job may have, `reader` the one that reads files. */
