@@ -117,13 +117,11 @@ class ControlFiles:
     def field(self, path: str, name: bytes) -> int:
         """The number after `name` at the start of a line; 0 if there is none."""
         try:
-            text = self.read(path)
+            text = b"\n" + self.read(path)
         except FileNotFoundError:
             return 0
-        for line in text.splitlines():
-            if line.startswith(name + b" "):
-                return int(line[len(name) :])
-        return 0
+        _, found, rest = text.partition(b"\n" + name + b" ")
+        return int(rest.partition(b"\n")[0]) if found else 0
 
     def descriptor(self, path: str, flags: int) -> int:
         """Opened once, and the same from then on."""

@@ -44,6 +44,7 @@ class GroupV1:
         self._joined = False
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
+        self._limits: Limits | None = None
         memory = self._dirs.get("memory")
         self._memory = f"{memory}/memory." if memory else None
         self._has_swap = memory is not None and os.path.exists(
@@ -54,6 +55,16 @@ class GroupV1:
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed."""
+        if limits != self._limits:
+            self._limits = None
+            self._write(limits)
+            self._limits = limits
+        if self._memory:
+            peak = self._files.descriptor(f"{self._memory}max_usage_in_bytes", os.O_RDWR)
+            with contextlib.suppress(OSError):
+                os.pwrite(peak, b"0", 0)
+
+    def _write(self, limits: Limits) -> None:
         if self._memory:
             self._set_memory(limits)
         if pids := self._dirs.get("pids"):
@@ -91,9 +102,6 @@ class GroupV1:
                 self._applied[f"{self._memory}swappiness"] = "0"
             self._set(memory, str(limits.memory_bytes))
         self._bound_sockets(limits)
-        peak = self._files.descriptor(f"{self._memory}max_usage_in_bytes", os.O_RDWR)
-        with contextlib.suppress(OSError):
-            os.pwrite(peak, b"0", 0)
 
     def _bound_sockets(self, limits: Limits) -> None:
         """What TCP holds, which version 1 counts apart: 470 MiB by one process otherwise.
@@ -137,7 +145,7 @@ class GroupV1:
                 for member in waiting:
                     with contextlib.suppress(ProcessLookupError):
                         self._files.write(f"{path}/cgroup.procs", str(member))
-        self._joined = True
+        self._joined, self._limits = True, None
 
     def _members(self) -> list[int]:
         for path in self.attach_files():
@@ -165,7 +173,7 @@ class GroupV1:
 
     def left(self) -> None:
         """The next box starts outside of the late trees, without their limits."""
-        self._joined = False
+        self._joined, self._limits = False, None
 
     def delete(self) -> bool:
         """Try each tree."""

@@ -30,16 +30,24 @@ class GroupV2:
         self._names = frozenset(controllers)
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
+        self._limits: Limits | None = None
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed. Out of memory kills the whole box, never a part of it."""
+        if limits != self._limits:
+            self._limits = None
+            self._write(limits)
+            self._limits = limits
+        if "memory" in self._names:
+            # What is written resets what this very descriptor reads (since Linux 6.12).
+            with contextlib.suppress(OSError):
+                os.pwrite(self._peak(), b"0", 0)
+
+    def _write(self, limits: Limits) -> None:
         if "memory" in self._names:
             self._set("memory.max", str(limits.memory_bytes))
             self._try_set("memory.swap.max", str(limits.swap_bytes))
             self._try_set("memory.oom.group", "1")
-            # What is written resets what this very descriptor reads (since Linux 6.12).
-            with contextlib.suppress(OSError):
-                os.pwrite(self._peak(), b"0", 0)
         if "pids" in self._names:
             self._set("pids.max", str(limits.num_pids + OVERHEAD_PIDS))
         if "cpu" in self._names:

@@ -24,10 +24,17 @@ _COUNT = struct.Struct("<I")
 _CREATE = struct.Struct("<IQIQ")
 _EXEC = struct.Struct("<QII")
 _LIMIT = struct.Struct("<IQQ")
-_EXITED = struct.Struct("<IiQQQQ")
+_EXITED = struct.Struct(f"{HEADER.format}IiQQQQ")
 _MAX_U64 = 2**64 - 1
-_NUM_SIGNALS = 64
 _MAX_ERRNO = 4095
+_CODES = {
+    Ending.EXITED: range(256),
+    Ending.SIGNALED: range(1, 65),
+    Ending.TIMEOUT: range(1),
+    Ending.NOT_STARTED: range(1, _MAX_ERRNO + 1),
+    Ending.KILLED: range(1),
+}
+_ENDINGS = {ending.value: ending for ending in Ending}
 
 
 class BadReply(Exception):
@@ -227,23 +234,14 @@ def read_exited(data: bytes, number: int) -> Exited:
     Raises:
         BadReply: anything else, or values that no command can end with.
     """
-    reply = split(data)
-    if reply.op != Op.EXITED or reply.id != number or len(reply.body) != _EXITED.size:
-        raise BadReply(f"reply {reply.op} to {reply.id} where the end of {number} was due")
-    ending, code, wall_us, user_us, system_us, max_rss_bytes = _EXITED.unpack(reply.body)
-    if not _plausible(ending, code):
+    if len(data) != _EXITED.size:
+        raise BadReply(f"{len(data)} bytes where the end of {number} was due")
+    size, op, flags, request, ending, code, wall_us, user_us, system_us, rss = _EXITED.unpack(data)
+    if (size, op, flags, request) != (len(data), Op.EXITED, 0, number):
+        raise BadReply(f"reply {op} to {request} where the end of {number} was due")
+    if code not in _CODES.get(ending, ()):
         raise BadReply(f"an end of kind {ending} with code {code}")
-    return Exited(Ending(ending), code, wall_us / 1e6, (user_us + system_us) / 1e6, max_rss_bytes)
-
-
-def _plausible(ending: int, code: int) -> bool:
-    if ending == Ending.EXITED:
-        return 0 <= code <= 255
-    if ending == Ending.SIGNALED:
-        return 1 <= code <= _NUM_SIGNALS
-    if ending == Ending.NOT_STARTED:
-        return 1 <= code <= _MAX_ERRNO
-    return ending in (Ending.TIMEOUT, Ending.KILLED) and code == 0
+    return Exited(_ENDINGS[ending], code, wall_us / 1e6, (user_us + system_us) / 1e6, rss)
 
 
 def exec_flags(*, keep: bool, packages: bool) -> int:
