@@ -66,6 +66,7 @@ def _sandbox(options: dict[str, Any]) -> App:
     verbs = {
         "create": ("burnish.cli.sandbox:create", "Make a box and print its id."),
         "exec": ("burnish.cli.sandbox_exec:execute", _EXEC_HELP),
+        "allow": ("burnish.cli.sandbox:allow", "Change what a box may reach."),
         "list": ("burnish.cli.sandbox:list_boxes", "List the boxes."),
         "destroy": ("burnish.cli.sandbox:destroy", "End boxes."),
         "snapshot": ("burnish.cli.sandbox_state:snapshot", "Freeze the files of a box."),

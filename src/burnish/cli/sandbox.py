@@ -1,4 +1,4 @@
-"""`burnish sandbox create`, `destroy`, `list`, `stats`, `stop`, `sweep`: boxes and their daemon."""
+"""`burnish sandbox create`, `destroy`, `allow`, `list` and so on: boxes and their daemon."""
 
 import sys
 from collections.abc import Awaitable
@@ -61,6 +61,22 @@ def destroy(box: list[str], /, *, as_json: Annotated[bool, _JSON] = False) -> No
         with_boxes_of(box_id, partial(_destroy, box_id))
     if as_json:
         write_json(box)
+
+
+def allow(box: str, /, *host: str, as_json: Annotated[bool, _JSON] = False) -> None:
+    """Replace the list of hosts that a box may reach. Connections to others are cut.
+
+    Args:
+        box: id of the box.
+        host: such as pypi.org or *.example.org:8443; without any the box has no network.
+        as_json: one JSON object.
+    """
+    from burnish.cli.console import write_json
+    from burnish.cli.sandbox_daemon import with_box
+
+    with_box(box, lambda b: b.set_allow(host))
+    if as_json:
+        write_json({"id": box, "allow": host})
 
 
 def list_boxes(*, as_json: Annotated[bool, _JSON] = False) -> None:

@@ -218,6 +218,23 @@ class Sandbox(Protocol):
         ...
 
 
+class NetworkedSandbox(Sandbox, Protocol):
+    """A box whose allow-list can change while it lives: install online, then deny."""
+
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """Replace `Policy.allow`, also for the command that runs now; `()` is no network.
+
+        Connections that the new list does not allow are cut before this returns. It holds after a
+        rollback and for forks too.
+
+        Raises:
+            UserError: a malformed entry, or a network that this backend cannot give; nothing was
+                changed. Some give one only to boxes that were made with a list.
+            ClassifiedFailure: the box is gone.
+        """
+        ...
+
+
 class Snapshot(Record, frozen=True, kw_only=True):
     """Frozen files of a box. Processes are not part of it."""
 

@@ -13,13 +13,14 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from burnish.core.boxes import (
     Capabilities,
     ExecResult,
     Isolation,
     Limits,
+    NetworkedSandbox,
     Policy,
     Sandbox,
     SandboxPool,
@@ -141,6 +142,10 @@ class BridgedBox:
         """See `Sandbox.read_file`."""
         data: bytes = await self._there(self._box.read_file(path, limit_bytes))
         return data
+
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """See `NetworkedSandbox.set_allow`."""
+        await self._there(cast(NetworkedSandbox, self._box).set_allow(allow))
 
     async def exec(
         self,

@@ -142,6 +142,27 @@ def stateful(call: Call, box: str) -> str:
     return box
 
 
+def test_what_a_box_may_reach_is_changed(call: Call) -> None:
+    status, box, err = call("create", "--allow", "pypi.org")
+    if status:
+        pytest.skip(f"boxes have no network here: {err}")
+    box = box.strip()
+
+    def allowed() -> list[str]:
+        return next(b for b in json.loads(call("list", "--json")[1]) if b["id"] == box)["policy"][
+            "allow"
+        ]
+
+    assert allowed() == ["pypi.org"]
+    assert call("allow", box, "example.org", "*.example.org:8443") == (0, "", "")
+    assert allowed() == ["example.org", "*.example.org:8443"]
+    status, _, err = call("allow", box, "http://a b")
+    assert (status, "Fix: " in err) == (2, True)
+    assert json.loads(call("allow", box, "--json")[1]) == {"id": box, "allow": []}
+    assert allowed() == []
+    assert call("allow", "absent")[0] == 2
+
+
 def put(call: Call, box: str, text: str) -> None:
     assert call("exec", box, "--", "sh", "-c", f"echo {text} > f")[0] == 0
 

@@ -28,6 +28,7 @@ SANDBOX_FLAGS = {
         *("--cwd", "--disk", "--env", "--json", "--keep", "--memory", "--output", "--pids"),
         "--timeout",
     ],
+    "allow": ["--json"],
     "list": ["--json"],
     "destroy": ["--json"],
     "snapshot": ["--json"],

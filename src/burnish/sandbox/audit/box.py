@@ -10,12 +10,15 @@ import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
+
+import msgspec
 
 from burnish.core.boxes import (
     ExecResult,
     ExecStatus,
     Limits,
+    NetworkedSandbox,
     Sandbox,
     Snapshot,
     StatefulSandbox,
@@ -133,6 +136,16 @@ class AuditedBox:
             return _refused(error)
         return result
 
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """See `NetworkedSandbox.set_allow`.
+
+        Raises:
+            AuditFailure: the list is the old one.
+        """
+        place = self._log.append(events.AllowChanged(allow=allow))
+        box = cast(NetworkedSandbox, self._box)
+        await self._try("allow", place.number, lambda: box.set_allow(allow))
+
     def _ended(self, number: int, result: ExecResult) -> events.Ended:
         hit = result.status.value if result.status in _LIMIT_STATUSES else None
         return events.Ended(
@@ -189,6 +202,18 @@ class AuditedStatefulBox(AuditedBox):
         self._stateful = box
         self._logs = logs
         self._created = created
+
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """See `NetworkedSandbox.set_allow`; forks begin with the new list.
+
+        Raises:
+            AuditFailure: the list is the old one.
+        """
+        await super().set_allow(allow)
+        policy = msgspec.structs.replace(self._created.policy, allow=allow)
+        self._created = msgspec.structs.replace(
+            self._created, policy=policy, policy_digest=events.digest_of_record(policy)
+        )
 
     async def snapshot(self) -> Snapshot:
         """See `StatefulSandbox.snapshot`.

@@ -166,6 +166,13 @@ class Imported(Event, frozen=True, kw_only=True, tag="import"):
     """SHA-256 of the archive as a file."""
 
 
+class AllowChanged(Event, frozen=True, kw_only=True, tag="allow"):
+    """The allow-list is about to be replaced."""
+
+    allow: tuple[str, ...]
+    """The new one."""
+
+
 class NetworkDecided(Event, frozen=True, kw_only=True, tag="network"):
     """What the proxy decided about a connection; fields as in `NetworkEvent`."""
 
@@ -220,6 +227,7 @@ AnyEvent = (
     | Forked
     | Exported
     | Imported
+    | AllowChanged
     | NetworkDecided
     | Failed
     | Gap

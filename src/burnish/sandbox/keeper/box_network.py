@@ -64,6 +64,15 @@ class BoxNetwork:
             raise
         self._is_fresh = True
 
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """Replace the list, also for the command that runs.
+
+        Raises:
+            UserError: an entry is malformed; nothing was changed.
+        """
+        assert self._attachment is not None
+        await self._attachment.set_allow(allow)
+
     @asynccontextmanager
     async def command(self) -> AsyncIterator[dict[str, str]]:
         """What surrounds one command; gives the variables that it needs. One at a time."""

@@ -71,6 +71,21 @@ class KeptBox:
         if self._network is not None:
             await self._network.close()
 
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """Replace the allow-list of a box that was made with one; see `NetworkedSandbox`.
+
+        Raises:
+            UserError: a malformed entry, or the box was made without a network.
+        """
+        if self._network is not None:
+            await self._network.set_allow(allow)
+        elif allow:
+            raise UserError(
+                "this box was made without a network.",
+                fix="make it with an allow-list, which can then be changed, or use the native "
+                "sandbox",
+            )
+
     async def write_file(self, path: str, data: bytes) -> None:
         """Create or replace a file under `/work`, with missing directories.
 

@@ -8,7 +8,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from burnish.core.boxes import Policy, Snapshot
+from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.box import LiveBox
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.init import Init
@@ -17,6 +20,7 @@ from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.squashing import squash_if_due
 from burnish.sandbox.native.station import Making, Station
 from burnish.sandbox.native.stats import BoxInfo
+from burnish.sandbox.network.policy import parse_allow
 from burnish.sandbox.state.layers import MAX_DEPTH
 
 Spawn = Callable[
@@ -116,6 +120,38 @@ class NativeBox(LiveBox):
                 yield boxes
         finally:
             station.let_go(hold)
+
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """Replace the allow-list; see `NetworkedSandbox.set_allow`.
+
+        Only the first list of a box that was made without one waits for the command that runs.
+
+        Raises:
+            UserError: a malformed entry, or boxes have no networks here; nothing was changed.
+            ClassifiedFailure: the box is gone.
+        """
+        policy = msgspec.structs.replace(self._policy, allow=allow)
+        check_policy(None, policy, self._services.capabilities)
+        parse_allow(allow)
+        if self._gone:
+            raise failure(self._gone)
+        # From here on forks have it, and what is attached to the box from now on.
+        before, self._policy = self._policy, policy
+        if self._attachment is None and allow:
+            try:
+                await self._first_network()
+            except BaseException:
+                self._policy = before
+                raise
+        if self._attachment is not None:
+            # The latest one, wherever several were set at once.
+            await self._attachment.set_allow(self._policy.allow)
+
+    async def _first_network(self) -> None:
+        async with self._lock:
+            init = await self._ready()
+            if self._attachment is None:
+                await self._attach(init)
 
     async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
         """Write what was changed above the image as a tar; returns its content digest.

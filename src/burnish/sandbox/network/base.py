@@ -20,6 +20,14 @@ class Attachment(Protocol):
         """Variables that make programs use it."""
         ...
 
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """Replace the list; connections that it no longer allows are cut before this returns.
+
+        Raises:
+            UserError: an entry is malformed; nothing was changed.
+        """
+        ...
+
     async def restore(self, listen: Listen) -> None:
         """Go on after the box got a new network."""
         ...

@@ -116,6 +116,15 @@ class RemoteBox:
         )
         return await self._job("exec", request, ExecResult)
 
+    async def set_allow(self, allow: tuple[str, ...]) -> None:
+        """See `NetworkedSandbox.set_allow`.
+
+        Raises:
+            UserError: a malformed entry, or a network that the server cannot give.
+            ClassifiedFailure: the box or the server is gone.
+        """
+        await self._job("allow", m.SetAllow(allow=allow), m.Done)
+
     async def _job(self, verb: str, message: Record, kind: type[R]) -> R:
         path = f"{self._path}/{verb}"
         return await self._pool.run(lambda: self._pool.wire.job(path, message, kind))

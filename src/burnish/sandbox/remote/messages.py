@@ -9,6 +9,7 @@
     POST   /v1/boxes/ID/exec                Exec -> ExecResult                   (job)
     POST   /v1/boxes/ID/write               WriteFile -> Done                    (job)
     POST   /v1/boxes/ID/read                ReadFile -> FileData                 (job)
+    POST   /v1/boxes/ID/allow               SetAllow -> Done                     (job)
     POST   /v1/boxes/ID/snapshot            Done -> Snapshot                     (job)
     POST   /v1/boxes/ID/rollback            Rollback -> Done                     (job)
     POST   /v1/boxes/ID/fork                Fork -> Boxes                        (job)
@@ -156,6 +157,13 @@ class FileData(Record, frozen=True, kw_only=True):
 
     data: bytes
     """The first bytes."""
+
+
+class SetAllow(Record, frozen=True, kw_only=True):
+    """Replace the allow-list; see `NetworkedSandbox.set_allow`."""
+
+    allow: tuple[str, ...]
+    """The new one."""
 
 
 class Rollback(Record, frozen=True, kw_only=True):

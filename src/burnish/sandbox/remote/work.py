@@ -2,9 +2,11 @@
 
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
-from burnish.core.boxes import ExecStatus
+import msgspec
+
+from burnish.core.boxes import ExecStatus, NetworkedSandbox
 from burnish.core.records import Record
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.messages import ProblemKind
@@ -30,6 +32,7 @@ class Worker:
             "exec": (m.Exec, self._exec),
             "write": (m.WriteFile, self._write),
             "read": (m.ReadFile, self._read),
+            "allow": (m.SetAllow, self._set_allow),
             "snapshot": (m.Done, self._snapshot),
             "rollback": (m.Rollback, self._rollback),
             "fork": (m.Fork, self._fork),
@@ -93,6 +96,12 @@ class Worker:
 
     async def _read(self, tenant: Tenant, message: m.ReadFile) -> Record:
         return m.FileData(data=await tenant.box.read_file(message.path, message.limit_bytes))
+
+    async def _set_allow(self, tenant: Tenant, message: m.SetAllow) -> Record:
+        policy = msgspec.structs.replace(tenant.policy, allow=message.allow)
+        await cast(NetworkedSandbox, tenant.box).set_allow(message.allow)
+        tenant.policy = policy
+        return m.Done()
 
     async def _snapshot(self, tenant: Tenant, _: m.Done) -> Record:
         return self._tenants.remember(await self._tenants.stateful(tenant).snapshot())
