@@ -20,6 +20,10 @@ from burnish.sandbox.proctree import start_ticks
 # Without these two no limit is exact, so that a tree with neither is of no use.
 _CORE = ("memory", "pids")
 _SWEEP_TRIES, _SWEEP_PAUSE_S = 100, 0.01
+# Not the name of an owner: it stays, with whoever was moved into it.
+_MEMBERS = "burnish-members"
+# Who forks while we move is found by the next look.
+_MOVE_TRIES = 10
 
 
 class Controllers(NamedTuple):
@@ -90,11 +94,15 @@ def find_controllers(
     if bases.keys() & set(_CORE):
         return Controllers(1, bases, late)
     remove_directories(set(bases.values()))
-    for mount in mounts:
-        if mount.version == 2:
-            for place in _places(mount, own.get("", "/"), with_parent=True):
-                if found := _base_v2(place, owner, sweep_first, rates):
-                    return found
+    unified = [mount for mount in mounts if mount.version == 2]
+    for mount in unified:
+        for place in _places(mount, own.get("", "/"), with_parent=True):
+            if found := _base_v2(place, owner, sweep_first, rates):
+                return found
+    for mount in unified:
+        here = _here(mount, own.get("", "/"))
+        if _vacate(here) and (found := _base_v2(here, owner, sweep_first, rates)):
+            return found
     return None
 
 
@@ -163,10 +171,51 @@ def _places(mount: _Mount, own: str, *, with_parent: bool) -> list[Path]:
     In version 2 a group with processes in it cannot give controllers to children, so the parent
     (a systemd slice) and the root are better places.
     """
-    relative = os.path.relpath(own, mount.root)
-    here = mount.point if relative.startswith("..") else mount.point / relative
+    here = _here(mount, own)
     parents = [here.parent] if with_parent and here != mount.point else []
     return list(dict.fromkeys([*parents, here, mount.point]))
+
+
+def _here(mount: _Mount, own: str) -> Path:
+    """Our own group, or what is mounted if that lies outside."""
+    relative = os.path.relpath(own, mount.root)
+    return mount.point if relative.startswith("..") else mount.point / relative
+
+
+def _vacate(place: Path) -> bool:
+    """Move the processes of a group that was given to us into a child of it; True if none is left.
+
+    Who is started in a group of version 2 that is its own (a service with `Delegate=yes`, a
+    container that may write to its groups) has to do that before children can get controllers. All
+    limits of the group go on holding, and service managers look for processes in the whole tree.
+    """
+    members = place / _MEMBERS
+    with contextlib.suppress(OSError):
+        given = (place / "cgroup.controllers").read_text(encoding="ascii").split()
+        # Root may write everywhere and has a better place; only a group that is ours is worth it.
+        if set(_CORE) <= set(given) and os.access(place / "cgroup.subtree_control", os.W_OK):
+            if move_members(place, members):
+                return True
+            remove_directories([members])
+    return False
+
+
+def move_members(source: Path, destination: Path) -> bool:
+    """Move all processes from one group of version 2 to another; True if none is left.
+
+    Raises:
+        OSError: we may not.
+    """
+    for _ in range(_MOVE_TRIES):
+        pids = (source / "cgroup.procs").read_text(encoding="ascii").split()
+        # What shows as 0 is of another pid namespace: we cannot name it.
+        if not pids or "0" in pids:
+            return not pids
+        make_directory(destination)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                (destination / "cgroup.procs").write_text(pid, encoding="ascii")
+    return False
 
 
 def _first_writable(places: list[Path], owner: str, sweep_first: bool) -> Path | None:
@@ -186,17 +235,29 @@ def _base_v2(place: Path, owner: str, sweep_first: bool, rates: bool) -> Control
     base = _first_writable([place], owner, sweep_first)
     if base is None:
         return None
-    files = ControlFiles(keep_open=False)
-    wanted = (*_CORE, "cpu", "io") if rates else _CORE
-    for name in wanted:
-        for folder in (place, base):
-            files.try_write(f"{folder}/cgroup.subtree_control", f"+{name}")
-    with contextlib.suppress(OSError):
-        given = (base / "cgroup.subtree_control").read_text(encoding="ascii").split()
-        if set(_CORE) <= set(given):
-            return Controllers(2, {name: base for name in wanted if name in given})
+    # Both at once, and nothing else unless they were given: where processes are in the group, the
+    # kernel gives `pids` and `cpu` alone and makes it a threaded one, without a place for boxes.
+    _enable(place, base, *_CORE)
+    if _enabled(base) >= set(_CORE):
+        rest = ("cpu", "io") if rates else ()
+        for name in rest:
+            _enable(place, base, name)
+        given = _enabled(base)
+        return Controllers(2, {name: base for name in (*_CORE, *rest) if name in given})
     base.rmdir()
     return None
+
+
+def _enable(place: Path, base: Path, *names: str) -> None:
+    files = ControlFiles(keep_open=False)
+    for folder in (place, base):
+        files.try_write(f"{folder}/cgroup.subtree_control", " ".join(f"+{name}" for name in names))
+
+
+def _enabled(folder: Path) -> set[str]:
+    with contextlib.suppress(OSError):
+        return set((folder / "cgroup.subtree_control").read_text(encoding="ascii").split())
+    return set()
 
 
 def _remove_all(owner: Path) -> bool:

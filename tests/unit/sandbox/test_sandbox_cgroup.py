@@ -1,3 +1,4 @@
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -6,8 +7,8 @@ import msgspec
 import pytest
 
 from burnish.core.boxes import Limits
-from burnish.sandbox.cgroup import find_controllers, owner_name, sweep
-from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, Counters, disks
+from burnish.sandbox.cgroup import find_controllers, move_members, owner_name, sweep
+from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, ControlFiles, Counters, disks
 from burnish.sandbox.cgroup_v1 import GroupV1
 from burnish.sandbox.cgroup_v2 import GroupV2
 
@@ -227,3 +228,65 @@ def test_several_owners_in_one_process_are_swept_apart(tmp_path: Path) -> None:
     child.kill()
     child.wait()
     assert sweep(tmp_path) == 3
+
+
+def test_processes_of_another_pid_namespace_are_not_moved(tmp_path: Path) -> None:
+    service = fill(
+        tmp_path / "system.slice" / "me.service",
+        {
+            "cgroup.controllers": "cpu memory pids\n",
+            "cgroup.subtree_control": "",
+            "cgroup.procs": "0\n41\n",
+        },
+    )
+    mounts = mount_line(tmp_path, "cgroup2", "")
+    assert find_controllers("0::/system.slice/me.service\n", mounts, "burnish-1-2-3") is None
+    assert not list(tmp_path.rglob("burnish-*"))
+    assert (service / "cgroup.procs").read_text() == "0\n41\n"
+
+
+def test_a_group_with_processes_does_not_become_a_threaded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux 6.1 gives `pids` or `cpu` alone there; then nobody can use the group's children."""
+    given: list[str] = []
+
+    def kernel(files: ControlFiles, path: str, value: str) -> None:
+        if "memory" in value or "io" in value:
+            raise OSError(errno.EBUSY, "processes are in it", path)
+        given.append(value)
+
+    monkeypatch.setattr(ControlFiles, "write", kernel)
+    fill(tmp_path / "a" / "me", {"cgroup.subtree_control": ""})
+    mounts = mount_line(tmp_path, "cgroup2", "")
+    assert find_controllers("0::/a/me\n", mounts, "burnish-1-2-3", rates=True) is None
+    assert not given
+
+
+def unified() -> Path | None:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if " - cgroup2 " in line and os.access(line.split()[4], os.W_OK):
+            return Path(line.split()[4])
+    return None
+
+
+def test_processes_leave_a_group_whose_children_are_to_have_controllers() -> None:
+    top = unified()
+    if top is None:
+        pytest.skip("needs a writable control group of version 2")
+    group = top / owner_name(part="moved")
+    group.mkdir()
+    sleepers = [subprocess.Popen(["sleep", "1000"]) for _ in range(3)]
+    try:
+        for sleeper in sleepers:
+            (group / "cgroup.procs").write_text(str(sleeper.pid))
+        assert move_members(group, group / "members")
+        assert not (group / "cgroup.procs").read_text()
+        moved = {int(pid) for pid in (group / "members" / "cgroup.procs").read_text().split()}
+        assert moved == {sleeper.pid for sleeper in sleepers}
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        (group / "members").rmdir()
+        group.rmdir()
