@@ -82,3 +82,16 @@ def namespace_fix(number: int = 0) -> str:
         "allow user namespaces; inside a container start it with "
         "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
     )
+
+
+def groups_fix(systemd: Path = Path("/run/systemd/system")) -> str:
+    """How to get exact limits, where there are no control groups for us.
+
+    Args:
+        systemd: exists where systemd runs the machine.
+    """
+    needed = "exact limits need root or a delegated control group"
+    if os.geteuid() == 0 or not systemd.is_dir():
+        return needed
+    # A log-in's own group belongs to root; those of the user's manager belong to the user.
+    return f"{needed} (systemd-run --user --scope COMMAND)"

@@ -1,6 +1,7 @@
 """What boxes of every keeper can do, and what their host lacks."""
 
 from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.host_view import groups_fix
 from burnish.sandbox.limits import group_enforced
 
 _ALWAYS = frozenset(
@@ -21,7 +22,7 @@ def group_notes(controllers: Controllers | None) -> list[str]:
     if controllers is None:
         return [
             "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
-            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
+            f"limited by RLIMIT_NPROC; {groups_fix()}"
         ]
     notes = []
     if lacking := [name for name in ("memory", "pids") if name not in controllers.bases]:

@@ -5,7 +5,7 @@ import os
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Feature, Isolation
 from burnish.core.errors import UserError
 from burnish.sandbox.cgroup import Controllers
-from burnish.sandbox.host_view import namespace_fix
+from burnish.sandbox.host_view import groups_fix, namespace_fix
 from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.limits import group_enforced
 from burnish.sandbox.native.identities import NUM_IDS, Identities
@@ -92,7 +92,7 @@ def _notes(controllers: Controllers | None, ids: Identities, abilities: Ability)
     if controllers is None:
         notes.append(
             "no writable control groups: memory and CPU are sampled every 20 ms, processes are "
-            "limited by RLIMIT_NPROC; exact limits need root or a delegated control group"
+            f"limited by RLIMIT_NPROC; {groups_fix()}"
         )
     bases = controllers.bases if controllers is not None else {}
     lacking = [name for name in ("memory", "pids") if name not in bases]
