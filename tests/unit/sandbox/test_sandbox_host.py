@@ -76,17 +76,27 @@ def test_a_bubblewrap_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
-def test_forbidden_user_namespaces_are_named_with_the_switch() -> None:
+def test_forbidden_user_namespaces_are_named_with_the_switch_and_nobody_is_killed() -> None:
+    """In a pid namespace: a helper that killed process -1 would reach the canary only."""
     code = "from burnish.sandbox.probe import probe; print(*probe().checks, sep=chr(10))"
-    script = f"echo 0 > /proc/sys/user/max_user_namespaces && exec {sys.executable} -c '{code}'"
+    script = f"""
+    sleep 1000 & canary=$!
+    echo 0 > /proc/sys/user/max_user_namespaces || exit 77
+    {sys.executable} -c '{code}'
+    kill -0 $canary && echo canary alive
+    """
     result = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "sh", "-c", script],
+        [
+            *"unshare --user --map-root-user --pid --fork --mount-proc --kill-child sh -c".split(),
+            script,
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
-    if result.returncode != 0:
-        pytest.skip(f"no user namespace to try it in: {result.stderr}")
+    if "unshare" in result.stderr or result.returncode == 77:
+        pytest.skip(f"no namespace to try it in: {result.stderr}")
+    assert "canary alive" in result.stdout, result
     native = next(line for line in result.stdout.splitlines() if "sandbox native" in line)
     assert "ok=False" in native
     assert "sudo sysctl -w user.max_user_namespaces" in native
@@ -158,7 +168,6 @@ def test_limits_are_set_in_every_shell(shell: str) -> None:
     seen = {line[:26].strip(): line[26:].split()[:2] for line in result.stdout.splitlines()}
     assert seen["Max cpu time"] == ["3", "4"]
     assert seen["Max file size"] == [str(MIB)] * 2
-    assert seen["Max core file size"] == ["0", "0"]
     assert seen["Max processes"] == ["4000", "4000"]
     assert int(seen["Max address space"][1]) > 64 * MIB
 

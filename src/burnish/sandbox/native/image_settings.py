@@ -9,9 +9,9 @@ from typing import NamedTuple
 from burnish.core.errors import UserError
 from burnish.sandbox.archive.beneath import FOLDER, PARENT, open_beneath
 from burnish.sandbox.commands import WORK
+from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.native.client import machine_problem
 from burnish.sandbox.native.identities import Identities
-from burnish.sandbox.native.launch import ImageRoot
 
 _MAX_TABLE_BYTES = 2**20
 # Every box has these, whatever its image holds.

@@ -2,12 +2,12 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from burnish.core.errors import UserError
 from burnish.sandbox.host_view import GROUP, OWN_PACKAGE, PASSWD, hidden_paths, system_paths
+from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.native.binary import find_helper
 from burnish.sandbox.native.identities import Identities
@@ -16,60 +16,6 @@ from burnish.sandbox.native.wire import Hello
 
 FALLBACK = Path(__file__).parent / "fallback"
 HelperKind = Literal["auto", "c", "python"]
-
-
-class ImageRoot(Protocol):
-    """A root file system for boxes, such as `images.Image`."""
-
-    @property
-    def name(self) -> str:
-        """As users call it."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """Of its content."""
-        ...
-
-    @property
-    def root(self) -> Path:
-        """Directory that holds it; nothing writes there."""
-        ...
-
-    @property
-    def env(self) -> dict[str, str]:
-        """Variables that its programs expect."""
-        ...
-
-    @property
-    def workdir(self) -> str:
-        """Directory in which its programs expect to start; empty: it does not say."""
-        ...
-
-    @property
-    def user(self) -> str:
-        """As whom its programs expect to run: NAME or UID, `:GROUP`; empty: it does not say."""
-        ...
-
-
-class Images(Protocol):
-    """Where images come from, such as `images.ImageStore`."""
-
-    def resolve(self, name: str) -> ImageRoot:
-        """What a name stands for now. Takes no time to speak of.
-
-        Raises:
-            UserError: no such image.
-        """
-        ...
-
-    def lease(self, name: str) -> AbstractContextManager[ImageRoot]:
-        """The same, and its files stay while the context lasts.
-
-        Raises:
-            UserError: no such image.
-        """
-        ...
 
 
 def helper_command(kind: HelperKind) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ from burnish.core.boxes import Capabilities, Policy, Snapshot
 from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, uninterrupted
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.images.base import Images
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.groups import reserve_files
-from burnish.sandbox.native.launch import Images
 from burnish.sandbox.native.loans import Loan
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox

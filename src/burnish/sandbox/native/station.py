@@ -14,6 +14,7 @@ from burnish.core.boxes import Limits, Policy, Privileges
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.cancellation import resolve
 from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.client import Answer, Helper, failure
 from burnish.sandbox.native.gauge import Census
@@ -21,7 +22,6 @@ from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.image_settings import JobUser, image_problem, is_machines
 from burnish.sandbox.native.init import Init
-from burnish.sandbox.native.launch import ImageRoot
 from burnish.sandbox.native.layer_files import LayerFiles
 from burnish.sandbox.native.protocol import Flag, Op
 from burnish.sandbox.native.templates import Template, host_pid

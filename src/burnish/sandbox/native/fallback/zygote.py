@@ -278,6 +278,7 @@ def _only_number(message: Message) -> int:
 
 def _end(pid: int) -> int:
     """Kill a child and wait; with the first process of a pid namespace all others end."""
+    assert pid > 1  # -1 would be every process of our user on this machine
     os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
 

@@ -146,7 +146,7 @@ static void forget(struct box *child) {
 }
 
 static void abandon(struct box *child) {
-    kill(child->pid, SIGKILL); /* nobody knows it: it is reaped */
+    kill_one(child->pid); /* nobody knows it: it is reaped */
     forget(child);
 }
 
@@ -173,7 +173,7 @@ static const char *make_child(struct box *child, int cgroup) {
     spare_network = -1;
     child->control = pair[0];
     close(pair[1]);
-    if (child->pid < 0) close(pair[0]);
+    if (child->pid < 0) close(pair[0]), child->pid = 0;
     else if (failed != NULL) abandon(child);
     return failed != NULL ? refuse(error, failed) : NULL;
 }
@@ -271,7 +271,7 @@ static void finish_creation(struct box *box) {
         close(fds[2]);
         return;
     }
-    kill(box->pid, SIGKILL);
+    kill_one(box->pid);
     drop(boxes, box);
 }
 
@@ -317,7 +317,7 @@ static const char *end_box(struct message *m) {
         complete_end(box, 0);
         return NULL;
     }
-    kill(box->pid, SIGKILL);
+    kill_one(box->pid);
     box->state = ENDING, box->early = early;
     /* The end of many files in an overlay takes milliseconds. Where a process that was kept has one
      * open for writing, there is nothing to gain. */

@@ -14,6 +14,7 @@
 #define BURNISH_HELPER_H
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/types.h>
@@ -53,6 +54,11 @@ static inline int set_mount(int tree, uint64_t set, int user_namespace, int flag
     uint64_t attributes[4] = {set, 0, 0, (uint64_t)user_namespace};
     return (int)syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | flags, attributes,
                         sizeof attributes);
+}
+
+/* Never a group of processes, and never -1: that is every process of our user on this machine. */
+static inline void kill_one(pid_t pid) {
+    if (pid > 1) kill(pid, SIGKILL);
 }
 
 /* A step has failed: errno says why, the stage which, in words for people. Returns -1. */
