@@ -87,7 +87,7 @@ def test_forbidden_user_namespaces_are_named_with_the_switch_and_nobody_is_kille
     """
     result = subprocess.run(
         [
-            *"unshare --user --map-root-user --pid --fork --mount-proc --kill-child sh -c".split(),
+            *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"],
             script,
         ],
         capture_output=True,
