@@ -4,8 +4,10 @@ import asyncio
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
@@ -25,6 +27,33 @@ RUNTIMES = [
 
 class Image(NamedTuple):
     root: Path
+    name: str = "small"
+    digest: str = ""
+    env: Mapping[str, str] = MappingProxyType({"SHAPE": "round", "COLOUR": "red"})
+    workdir: str = ""
+    user: str = ""
+
+
+class Images:
+    """Of one image, which may be absent."""
+
+    def __init__(self, image: Image | None) -> None:
+        self.image = image
+        self.num_leases = 0
+
+    def resolve(self, name: str) -> Image:
+        if self.image is None:
+            raise UserError(f"there is no image {name!r}.", fix="burnish sandbox image add")
+        return self.image
+
+    @contextmanager
+    def lease(self, name: str) -> Iterator[Image]:
+        image = self.resolve(name)
+        self.num_leases += 1
+        try:
+            yield image
+        finally:
+            self.num_leases -= 1
 
 
 @pytest.fixture
@@ -42,18 +71,21 @@ def image(tmp_path: Path) -> Image:
     return Image(root)
 
 
-def run(runtime: str, resolve: Callable[[str], Image], script: str) -> ExecResult:
+def run(runtime: str, image: Image | None, script: str) -> ExecResult:
     async def main() -> ExecResult:
+        images = Images(image)
         try:
-            pool = OciPool(SandboxConfig(max_boxes=2), runtime, resolve)
+            pool = OciPool(SandboxConfig(max_boxes=2), runtime, images)
         except UserError as error:
             pytest.skip(str(error))
         try:
             assert Feature.IMAGES in pool.capabilities.features
             async with pool.acquire("small") as box:
+                assert images.num_leases == 1
                 await box.write_file("in", b"written\n")
-                return await box.exec(("sh", "-c", script))
+                return await box.exec(("sh", "-c", script), env={"COLOUR": "blue"})
         finally:
+            assert images.num_leases == 0
             await pool.close()
 
     return asyncio.run(main())
@@ -64,7 +96,7 @@ def test_a_box_sees_its_image_and_nothing_of_this_machine(runtime: str, image: I
     script = (
         "cat /marker in; echo /*; [ -e /usr/bin/env ] || echo alone; echo x > /tmp/x && cat /tmp/x"
     )
-    result = run(runtime, lambda name: image, script)
+    result = run(runtime, image, script)
     assert result.status is ExecStatus.OK, result
     first, second, listing, alone, x = result.stdout.decode().splitlines()
     assert (first, second, alone, x) == ("of the image", "written", "alone", "x")
@@ -75,9 +107,7 @@ def test_a_box_sees_its_image_and_nothing_of_this_machine(runtime: str, image: I
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_no_box_writes_its_image(runtime: str, image: Image) -> None:
     before = sorted(image.root.rglob("*"))
-    result = run(
-        runtime, lambda name: image, "(echo > /new) 2>&- || (echo > /marker) 2>&- || echo no"
-    )
+    result = run(runtime, image, "(echo > /new) 2>&- || (echo > /marker) 2>&- || echo no")
     assert result.stdout == b"no\n"
     assert sorted(image.root.rglob("*")) == before
     assert (image.root / "marker").read_text(encoding="ascii") == "of the image\n"
@@ -85,13 +115,18 @@ def test_no_box_writes_its_image(runtime: str, image: Image) -> None:
 
 def test_an_image_without_a_shell_is_a_failure_of_the_sandbox(tmp_path: Path) -> None:
     with pytest.raises(ClassifiedFailure, match="/bin/sh") as caught:
-        run("crun", lambda name: Image(tmp_path), "true")
+        run("crun", Image(tmp_path), "true")
     assert caught.value.failure.kind is FailureKind.SANDBOX
 
 
 def test_an_image_that_the_store_does_not_know_is_a_users_mistake() -> None:
-    def resolve(name: str) -> Image:
-        raise UserError(f"there is no image {name!r}.", fix="burnish sandbox image add")
-
     with pytest.raises(UserError, match="small"):
-        run("crun", resolve, "true")
+        run("crun", None, "true")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_commands_start_as_the_image_says(runtime: str, image: Image) -> None:
+    (image.root / "srv").mkdir()
+    told = image._replace(workdir="/srv")
+    assert run(runtime, told, "pwd; echo $SHAPE $COLOUR").stdout == b"/srv\nround blue\n"
+    assert run(runtime, image, "pwd").stdout == b"/work\n"

@@ -95,7 +95,7 @@ def _oci(runtime: str) -> Callable[[Wanted], SandboxPool]:
     def start(wanted: Wanted) -> SandboxPool:
         from burnish.sandbox.oci.pool import OciPool
 
-        return OciPool(wanted.config, runtime, resolve=wanted.resolve, network=wanted.network())
+        return OciPool(wanted.config, runtime, images=wanted, network=wanted.network())
 
     return start
 

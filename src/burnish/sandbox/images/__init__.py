@@ -1,5 +1,6 @@
 """Root filesystems for boxes: kept once by content, found by name.
 
+    base.py         the contract: what pools know of images
     store.py        ImageStore: add, resolve, lease, list, verify, remove
     repository.py   the directory that they live in: staging, locks, trees, names, sweep
     manifest.py     records that the store writes

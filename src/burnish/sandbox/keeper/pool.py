@@ -4,7 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 
 import msgspec
 
@@ -21,6 +21,7 @@ from burnish.core.boxes import (
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.commands import WORK, check_argv
 from burnish.sandbox.files import split_path
+from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.box_network import BoxNetwork
 from burnish.sandbox.keeper.client import KeeperClient, failure
 from burnish.sandbox.keeper.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
@@ -37,6 +38,7 @@ class KeptBox:
         number: int,
         provider: NetworkProvider | None,
         policy: Policy,
+        image: ImageRoot | None,
     ) -> None:
         """Wrap a box that the keeper made.
 
@@ -45,9 +47,12 @@ class KeptBox:
             number: which one.
             provider: who serves its network, if the policy allows one.
             policy: what it may touch.
+            image: what it was made from; says where commands start, and with what variables.
         """
         self._client = client
         self._number = number
+        self._image_env = {} if image is None else image.env
+        self._workdir = (image.workdir if image else "") or WORK
         self.id = f"{client.pid}-{number}"
         self._network: BoxNetwork | None = None
         if policy.allow:
@@ -134,7 +139,8 @@ class KeptBox:
             UserError: a limit, or `keep`, that this backend does not have.
         """
         limits = limits or Limits()
-        env = env or {}
+        env = {**self._image_env, **(env or {})}
+        cwd = self._workdir if cwd is None else cwd
         client = self._client
         check_argv(argv, env, cwd)
         check_limits(limits)
@@ -150,7 +156,7 @@ class KeptBox:
             argv=tuple(os.fsencode(arg) for arg in argv),
             stdin=stdin,
             env=env,
-            cwd=WORK if cwd is None else cwd,
+            cwd=cwd,
             limits=limits,
         )
         try:
@@ -176,14 +182,14 @@ class KeeperPool:
     def __init__(
         self,
         start_keeper: Callable[[], KeeperClient],
-        resolve: Callable[[str], str] | None = None,
+        images: Images | None = None,
         network: NetworkProvider | None = None,
     ) -> None:
         """Start the keeper and try one box.
 
         Args:
             start_keeper: also called for a new keeper when the first was killed.
-            resolve: from the name of an image to the directory with its root file system.
+            images: where images come from; without, boxes have this host's programs only.
             network: carries out `Policy.allow`; without, boxes have no network. Closed with the
                 pool.
 
@@ -191,7 +197,7 @@ class KeeperPool:
             UserError: boxes cannot run here; says what to do.
         """
         self._start_keeper = start_keeper
-        self._resolve = resolve
+        self._images = images
         self._network = network
         self._start_lock = threading.Lock()
         self._closed = False
@@ -204,7 +210,7 @@ class KeeperPool:
         absent = {
             feature
             for feature, part in (
-                (Feature.IMAGES, self._resolve),
+                (Feature.IMAGES, self._images),
                 (Feature.ALLOW_LIST, self._network),
             )
             if part is None
@@ -237,19 +243,28 @@ class KeeperPool:
         """
 
     @asynccontextmanager
-    async def _box(self, image: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
+    async def _box(self, name: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
+        with ExitStack() as lease:
+            image = None
+            if name is not None:
+                assert self._images is not None
+                image = lease.enter_context(self._images.lease(name))
+            async with self._box_of(image, policy) as box:
+                yield box
+
+    @asynccontextmanager
+    async def _box_of(self, image: ImageRoot | None, policy: Policy) -> AsyncIterator[Sandbox]:
         client = await asyncio.to_thread(self._live_client)
         root = ""
         if image is not None:
-            assert self._resolve is not None
-            root = await asyncio.to_thread(self._resolve, image)
+            root = str(image.root.resolve())
             self.check_root(root, policy)
         port = PROXY_PORT if policy.allow else 0
         try:
             made = await client.ask(CreateBox(id=client.next_id(), root=root, proxy_port=port))
         except OSError as error:
             raise failure(f"a box could not be made: {error}") from error
-        box = KeptBox(client, made.box, self._network, policy)
+        box = KeptBox(client, made.box, self._network, policy, image)
         try:
             await box.open()
             yield box

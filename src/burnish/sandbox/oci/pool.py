@@ -1,28 +1,17 @@
 """`SandboxPool` on an OCI runtime."""
 
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from burnish.core.boxes import Capabilities, Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.images.base import Images
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
 from burnish.sandbox.oci.runtime import ENGINES, RuntimeName, find_runtime
-
-
-class RootImage(Protocol):
-    """An image that lies unpacked on this machine."""
-
-    @property
-    def root(self) -> Path:
-        """Directory with its root file system. It is never written."""
-        ...
 
 
 class OciPool(KeeperPool):
@@ -32,7 +21,7 @@ class OciPool(KeeperPool):
         self,
         config: SandboxConfig | None = None,
         runtime: str = RuntimeName.CRUN,
-        resolve: Callable[[str], RootImage] | None = None,
+        images: Images | None = None,
         network: NetworkProvider | None = None,
     ) -> None:
         """Start the keeper and try one box.
@@ -42,7 +31,9 @@ class OciPool(KeeperPool):
             runtime: `crun`, `runc` or `runsc` (gVisor). `podman` and `docker` select the runtime
                 that they bring, and no more: it is run by us, and nothing of the engine itself
                 (daemon, images, settings) takes part.
-            resolve: finds an image by its name; without, boxes see this host's programs only.
+            images: where images come from; without, boxes see this host's programs only. The user
+                that an image names is not followed: commands are root of their container, without
+                its powers.
             network: carries out `Policy.allow`; without, boxes have no network.
 
         Raises:
@@ -59,7 +50,7 @@ class OciPool(KeeperPool):
                 control_groups=config.control_groups,
                 arguments=(str(found.name), str(int(network is not None))),
             ),
-            None if resolve is None else lambda image: str(resolve(image).root.resolve()),
+            images,
             network,
         )
 
