@@ -29,6 +29,11 @@ class BoxGroup(Protocol):
     into_directory: bool
     """`entry_fds` is one directory for `clone3(CLONE_INTO_CGROUP)`, not `cgroup.procs` files."""
 
+    @property
+    def reusable(self) -> bool:
+        """Whether the next box in it would be told nothing of this one."""
+        ...
+
     def set_limits(self, limits: Limits) -> None:
         """Apply them to the next command."""
         ...

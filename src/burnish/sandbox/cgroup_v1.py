@@ -30,6 +30,7 @@ class GroupV1:
     """
 
     into_directory = False
+    reusable = True
 
     def __init__(
         self,

@@ -31,6 +31,12 @@ class GroupV2:
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
         self._limits: Limits | None = None
+        self._keeps_peak = False
+
+    @property
+    def reusable(self) -> bool:
+        """Not where the kernel (5.19 to 6.11) has a peak and cannot reset it."""
+        return not self._keeps_peak
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed. Out of memory kills the whole box, never a part of it."""
@@ -39,9 +45,7 @@ class GroupV2:
             self._write(limits)
             self._limits = limits
         if "memory" in self._names:
-            # What is written resets what this very descriptor reads (since Linux 6.12).
-            with contextlib.suppress(OSError):
-                os.pwrite(self._peak(), b"0", 0)
+            self._reset_peak()
 
     def _write(self, limits: Limits) -> None:
         if "memory" in self._names:
@@ -54,6 +58,15 @@ class GroupV2:
             self._set("cpu.max", f"{cpu_quota_us(limits) or 'max'} {CPU_PERIOD_US}")
         if "io" in self._names:
             self._set_rates(limits.read_bytes_per_s or "max", limits.write_bytes_per_s or "max")
+
+    def _reset_peak(self) -> None:
+        """What is written resets what this very descriptor reads (since Linux 6.12)."""
+        try:
+            os.pwrite(self._peak(), b"0", 0)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self._keeps_peak = True
 
     def _set_rates(self, read: int | str, write: int | str) -> None:
         value = f"rbps={read} wbps={write}"

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from burnish.core.boxes import Limits
-from burnish.sandbox.cgroup import find_controllers, move_members, owner_name, sweep
+from burnish.sandbox.cgroup import Controllers, find_controllers, move_members, owner_name, sweep
 from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, ControlFiles, Counters, disks
 from burnish.sandbox.cgroup_v1 import GroupV1
 from burnish.sandbox.cgroup_v2 import GroupV2
+from burnish.sandbox.native.groups import Groups
 
 LIMITS = Limits(memory_bytes=100 * 2**20, num_pids=20)
 
@@ -290,3 +291,36 @@ def test_processes_leave_a_group_whose_children_are_to_have_controllers() -> Non
             sleeper.wait()
         (group / "members").rmdir()
         group.rmdir()
+
+
+def box_of_version_2(folder: Path) -> None:
+    """The files that the kernel makes with the directory."""
+    fill(folder, {"memory.max": "", "memory.peak": "900", "memory.current": "0", "pids.max": ""})
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_a_box_is_not_told_the_peak_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resets: bool
+) -> None:
+    """Linux 6.1 answers EINVAL to who writes memory.peak, 6.12 resets it for that descriptor."""
+    if not resets:
+
+        def refuse(descriptor: int, data: bytes, offset: int) -> int:
+            raise OSError(errno.EINVAL, "not writable")
+
+        monkeypatch.setattr(os, "pwrite", refuse)
+    controllers = Controllers(2, {"memory": tmp_path, "pids": tmp_path})
+    groups = Groups(controllers, keep_open=False)
+    for name in ("box-0", "box-1"):
+        box_of_version_2(tmp_path / name)
+    first = groups.take()
+    groups.give(first)
+    assert (groups.take() is first) is resets
+
+
+def test_without_a_peak_there_is_nothing_to_tell(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "box", {"memory.max": "", "memory.current": "0"})
+    group = GroupV2(folder, ("memory",))
+    group.set_limits(LIMITS)
+    assert group.reusable
+    assert group.peak_memory_bytes() is None

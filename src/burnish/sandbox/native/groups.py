@@ -65,20 +65,28 @@ class Groups:
                 group = self._free.pop()
             if group.held_bytes() <= _USED_UP_BYTES:
                 return group
-            group.close()
-            with self._lock:
-                self._all.discard(group)
-                self._used_up.add(group)
-                self._used_up = {old for old in self._used_up if not old.delete()}
+            self._use_up(group)
+
+    def _use_up(self, group: BoxGroup) -> None:
+        """Nobody gets it again. Those that a dying process still holds are deleted later."""
+        group.close()
+        with self._lock:
+            self._all.discard(group)
+            self._used_up.add(group)
+            self._used_up = {old for old in self._used_up if not old.delete()}
 
     def give(self, group: BoxGroup) -> None:
         """Nobody is in it any more."""
         group.left()
         with self._lock:
-            if group in self._all:
+            is_ours = group in self._all
+            if is_ours and group.reusable:
                 self._free.append(group)
                 return
-        group.close()
+        if is_ours:
+            self._use_up(group)
+        else:
+            group.close()
 
     def close(self) -> None:
         """Remove all. Blocks while a dying process still holds one, two seconds at most."""
