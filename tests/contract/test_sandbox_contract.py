@@ -427,12 +427,16 @@ def test_writing_more_than_the_disk_is_an_error_and_leaves_nothing(pool: Sandbox
 def test_at_most_so_many_boxes_live_at_once(pool: SandboxPool) -> None:
     async def main() -> None:
         alive, most = 0, 0
+        full = asyncio.Event()
 
         async def one() -> None:
             nonlocal alive, most
             async with pool.acquire() as box:
                 alive += 1
                 most = max(most, alive)
+                if alive == 4:
+                    full.set()
+                await asyncio.wait_for(full.wait(), 60)
                 assert (await box.exec(("true",))).status is ExecStatus.OK
                 alive -= 1
 

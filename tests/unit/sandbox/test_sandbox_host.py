@@ -75,6 +75,11 @@ def test_a_bubblewrap_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.M
         BubblewrapPool()
 
 
+ALONE = (
+    "unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child",
+)  # fmt: skip
+
+
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 def test_forbidden_user_namespaces_are_named_with_the_switch_and_nobody_is_killed() -> None:
     """In a pid namespace: a helper that killed process -1 would reach the canary only."""
@@ -86,10 +91,7 @@ def test_forbidden_user_namespaces_are_named_with_the_switch_and_nobody_is_kille
     kill -0 $canary && echo canary alive
     """
     result = subprocess.run(
-        [
-            *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"],
-            script,
-        ],
+        [*ALONE, "sh", "-c", script],
         capture_output=True,
         text=True,
         check=False,
