@@ -153,12 +153,17 @@ def busy_owner(runtime: str) -> tuple["subprocess.Popen[str]", int, list[Process
     return owner, keeper, descendants(keeper)
 
 
+def command_line(pid: int) -> bytes:
+    """Empty if it ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def is_running_python(process: Process) -> bool:
     """Or what gVisor shows of it."""
-    try:
-        line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    line = command_line(process.pid)
     return b"time.sleep(1000)" in line or line.startswith(b"runsc-sandbox")
 
 
@@ -217,7 +222,7 @@ def wait_for_monitors(pool: OciPool) -> list[int]:
 def monitors_of(pool: OciPool) -> list[int]:
     """Runtimes whose container runs `sleep`, or the sentry."""
     everyone = {process.pid: process for process in descendants(pool.keeper_pid)}
-    names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in everyone}
+    names = {pid: command_line(pid) for pid in everyone}
     found = []
     for pid, line in names.items():
         busy = line.startswith((b"sleep\x001000", b"runsc-sandbox"))

@@ -194,6 +194,8 @@ class StoredBox(ABC):
         if mount_anew and self._warm is not None:
             warm, self._warm = self._warm, None
             await _dispose(warm)
+        if self._files.used_bytes() > limits.memory_bytes + limits.swap_bytes:
+            return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
         if self._group is not None:
             try:
                 self._group.set_limits(self._group_limits(limits))

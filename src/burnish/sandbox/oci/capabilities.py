@@ -6,6 +6,8 @@ from burnish.sandbox.keeper.capabilities import enforced, group_notes
 from burnish.sandbox.oci.box import BoxUsers
 from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime
 
+# It reads ahead and from the host's cache whatever programs ask for, so that nobody could tell.
+_NOT_GVISORS = frozenset({"read_bytes_per_s", "write_bytes_per_s"})
 _RELAY_NOTE = (
     "boxes with an allow-list need python3 in PATH, for a relay, and gVisor opens the one socket "
     "of that relay to them (--host-uds=open)"
@@ -33,11 +35,16 @@ def describe(
             f"{runtime.name} needs a user 0 in the box and you have one id only: programs see "
             "themselves as root there, without any capability"
         )
+        if runtime.counted_whole:
+            notes.append(
+                "so the program owns `/dev`, files in memory that gVisor lets nobody make "
+                "read-only: memory_bytes bounds what is written there, disk_bytes does not"
+            )
     if runtime.has_own_network:
         notes.append(_RELAY_NOTE if has_network else _NO_RELAY_NOTE)
     return Capabilities(
         backend=runtime.backend,
-        enforces=enforced(exact),
+        enforces=enforced(exact) - (_NOT_GVISORS if runtime.counted_whole else frozenset()),
         isolation=runtime.isolation,
         features=frozenset({Feature.IMAGES, *([Feature.ALLOW_LIST] if has_network else [])}),
         seccomp=True,

@@ -1,5 +1,6 @@
 """What gVisor's process says of the program that it runs, as seen from outside."""
 
+import contextlib
 import os
 
 from burnish.sandbox.proctree import read_process, read_processes
@@ -21,15 +22,16 @@ def sentry_file_bytes(monitor_pid: int) -> int:
 def _memory_file_bytes(pid: int) -> int:
     folder = f"/proc/{pid}/fd"
     try:
-        for name in os.listdir(folder):
-            path = f"{folder}/{name}"
-            if os.readlink(path).startswith(_MEMORY_FILE):
-                return os.stat(path).st_blocks * _BLOCK_BYTES
+        names = os.listdir(folder)
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return 0
     except PermissionError:
-        # Nobody may look into a process that has given up its memory on its way to the end.
+        # Nobody may look into a process for a moment at its start and at its end.
         process = read_process(pid)
-        if process is not None and not process.dead and process.rss_bytes:
-            raise
+        return 0 if process is None else process.rss_bytes
+    for name in names:
+        # A file is closed while we look, and programs make names that are too long to be read.
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{folder}/{name}").startswith(_MEMORY_FILE):
+                return os.stat(f"{folder}/{name}").st_blocks * _BLOCK_BYTES
     return 0
