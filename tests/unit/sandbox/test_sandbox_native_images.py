@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from burnish.core.boxes import ExecResult, ExecStatus, Policy, Privileges
+from burnish.core.boxes import ExecResult, ExecStatus, Feature, Policy, Privileges
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.manifest import Image
@@ -97,7 +97,13 @@ def run(pool: NativePool, script: str, policy: Policy | None = None, **options: 
     return result.stdout.decode()
 
 
+def needs_ids(pool: NativePool) -> None:
+    if Feature.PRIVILEGES not in pool.capabilities.features:
+        pytest.skip("boxes have one user id here: see `burnish doctor`")
+
+
 def test_commands_start_as_the_image_says(pool: NativePool, images: Described) -> None:
+    needs_ids(pool)
     images.settings = {
         "env": {"COLOUR": "red", "SHAPE": "round", "PATH": "/usr/bin:/bin"},
         "workdir": "/srv/app",
@@ -126,6 +132,7 @@ def test_without_a_word_of_the_image_commands_are_root_in_work(pool: NativePool)
 def test_packages_are_installed_by_root_whatever_the_image_says(
     pool: NativePool, images: Described
 ) -> None:
+    needs_ids(pool)
     images.settings = {"user": "app"}
     assert run(pool, "id -u", Policy(privileges=Privileges.PACKAGES)) == "0\n"
     assert run(pool, "id -u; id -g") == "1000\n1001\n"
@@ -146,6 +153,36 @@ def test_a_name_means_the_newest_image_and_boxes_keep_theirs(
 
     asyncio.run(main())
     assert run(pool, "cat /version") == "two\n"
+
+
+def test_helpers_of_what_a_name_meant_end_when_nobody_uses_them(
+    pool: NativePool, images: Described, rootfs: Path
+) -> None:
+    async def main() -> None:
+        async with pool.acquire("small") as old:
+            await old.write_file("f", b"x")
+            snapshot = await old.snapshot()
+            digests = [images.resolve("small").digest]
+            for text in ("two", "three", "four"):
+                (rootfs / "version").write_text(text)
+                images.store.add_directory("small", rootfs)
+                digests.append(images.resolve("small").digest)
+                async with pool.acquire("small") as new:
+                    assert (await new.exec(("cat", "/version"))).stdout == text.encode()
+            # Of the host, of the first image, which is in use, and of the last.
+            assert len(pool.helper_pids) == 3
+            assert (await old.exec(("cat", "/version"))).stdout == b"one\n"
+        pool.forget(snapshot)
+        (rootfs / "version").write_text("five")
+        images.store.add_directory("small", rootfs)
+        async with pool.acquire("small"):
+            assert len(pool.helper_pids) == 2
+
+    asyncio.run(main())
+    # The next change of the store takes the trees that nobody holds.
+    images.store.add_directory("other", rootfs)
+    trees = images.resolve("small").root.parents[1]
+    assert len(list(trees.iterdir())) == 1
 
 
 def test_settings_that_change_change_the_next_box(pool: NativePool, images: Described) -> None:

@@ -178,6 +178,12 @@ class Station:
         """Whether boxes can be made here."""
         return self.helper.alive
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no box in use and no snapshot stands on it."""
+        with self.layers_lock:
+            return not self.layers.num_holds
+
     def refusal(self, error: OSError) -> UserError | ClassifiedFailure:
         """What it means that a box could not be made."""
         if self.image is not None and not self.proven and not is_machines(error):

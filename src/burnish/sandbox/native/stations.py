@@ -57,7 +57,7 @@ class Stations:
             pool_id: letters and digits, unique in this process.
             config: of the pool.
             images: where images come from. A name that is given to another image means that one
-                from the next box on; who uses the old one keeps it, until the pool is closed.
+                from the next box on; who uses the old one keeps it.
             keep_open: see `Groups`.
             on_lost: called when a helper has ended by itself.
             on_gone: called when a station makes no boxes any more, whyever.
@@ -136,6 +136,7 @@ class Stations:
             station = self._start(root, template)
             self._leases[station] = lease.pop_all()
             self._stations[key] = station
+            self._end_replaced(key)
             if root is None and template is None:
                 self._host = station
             return station
@@ -152,6 +153,14 @@ class Stations:
         else:
             helper = Helper(self._command, hello, self._filter)
         return Station(helper, root, user, self.ids, self._groups, template)
+
+    def _end_replaced(self, key: _Key) -> None:
+        """End what a name meant before, unless a box or a snapshot of it is left."""
+        for old, station in list(self._stations.items()):
+            replaced = old != key and (old.image, old.template) == (key.image, key.template)
+            if replaced and station.is_idle:
+                del self._stations[old]
+                self._end(station)
 
     def _end(self, station: Station) -> None:
         station.helper.close()
