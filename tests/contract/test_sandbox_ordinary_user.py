@@ -27,6 +27,7 @@ SUITES = [
     "test_sandbox_escape_neighbours.py",
     "test_sandbox_escape_resources.py",
     "test_sandbox_limits_contract.py",
+    "test_sandbox_network_phases.py",
     "test_sandbox_state_contract.py",
     "test_sandbox_state_owners.py",
 ]
