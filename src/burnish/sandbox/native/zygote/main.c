@@ -167,6 +167,7 @@ static const char *make_child(struct box *child, int cgroup) {
     if (child->pid == 0) become_box(&image, pair[1], main_arguments);
     if (has_network) failed = "making the namespaces of a box (user.max_*_namespaces? processes?)";
     if (child->pid > 0) failed = write_ids(&image, child->pid) == 0 ? NULL : failed_stage;
+    if (failed == NULL && send(pair[0], "g", 1, MSG_NOSIGNAL) < 0) failed = "waking the init";
     int error = errno;
     if (setns(own_network, CLONE_NEWNET) < 0) die("going back to a network", strerror(errno));
     if (spare_network >= 0) close(spare_network);

@@ -93,7 +93,7 @@ struct creation {
 };
 int start_network(void); /* we go into a new network namespace, whose loopback is up */
 struct ready { int32_t error; char stage[100]; };
-/* What the child of clone3 does. On `control` it reads a CREATE with a `struct creation`, the tmpfs
+/* What the child of clone3 does. On `control` it reads a byte, when it has its ids, and a CREATE with a `struct creation`, the tmpfs
  * of the box and those of its layers, lowest first; then it writes a `struct ready`. */
 _Noreturn void become_box(const struct image *image, int control, char **arguments);
 
