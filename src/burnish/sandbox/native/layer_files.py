@@ -1,6 +1,7 @@
 """The files of layers: read and written by ourselves as root, else in the helper's namespace."""
 
 import contextlib
+import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +10,10 @@ from burnish.sandbox.state.export import export_layers
 from burnish.sandbox.state.imports import import_tar
 from burnish.sandbox.state.squash import squash
 from burnish.sandbox.state.worker import NamespaceWorker
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CAPABILITY_VERSION = 0x20080522
+_Words = ctypes.c_uint32 * 6
 
 
 class LayerFiles:
@@ -19,9 +24,9 @@ class LayerFiles:
     both are solved by doing the work in the user namespace of the helper, which is the user's.
     """
 
-    def __init__(self, uid_base: int, helper_pid: int) -> None:
-        """For the helper with this process id, whose root of boxes is `uid_base` for root."""
-        self._uid_base = uid_base
+    def __init__(self, uid_base: int, gid_base: int, helper_pid: int) -> None:
+        """For the helper with this process id; to root, root of its boxes is these two ids."""
+        self._uid_base, self._gid_base = uid_base, gid_base
         self._namespace = f"/proc/{helper_pid}/ns/user"
 
     def export(self, layer_fds: Sequence[int], destination: Path) -> str:
@@ -34,7 +39,8 @@ class LayerFiles:
     def import_tar(self, source: Path, into_fd: int) -> None:
         """See `import_tar`."""
         if os.geteuid() == 0:
-            import_tar(source, into_fd, self._uid_base)
+            with _files_of(self._uid_base, self._gid_base):
+                import_tar(source, into_fd, self._uid_base)
             return
         with self._worker() as worker:
             worker.import_tar(source, into_fd)
@@ -42,7 +48,8 @@ class LayerFiles:
     def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
         """See `squash`."""
         if os.geteuid() == 0:
-            squash(layer_fds, into_fd)
+            with _files_of(self._uid_base, self._gid_base):
+                squash(layer_fds, into_fd)
             return
         with self._worker() as worker:
             worker.squash(layer_fds, into_fd)
@@ -54,3 +61,30 @@ class LayerFiles:
             yield NamespaceWorker(namespace)
         finally:
             os.close(namespace)
+
+
+@contextlib.contextmanager
+def _files_of(uid: int, gid: int) -> Iterator[None]:
+    """What this thread makes belongs to these ids from the first moment; its powers are the same.
+
+    Layers of warm Python are of a user namespace that has no other ids: no file of ours can be in
+    them (EOVERFLOW), not even until it is given away.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    powers = _Words()
+    _check(_LIBC.capget(header, powers))
+    try:
+        _LIBC.setfsgid(gid)
+        _LIBC.setfsuid(uid)
+        # The kernel has just taken away those over files.
+        _check(_LIBC.capset(header, powers))
+        yield
+    finally:
+        _LIBC.setfsuid(os.geteuid())
+        _LIBC.setfsgid(os.getegid())
+
+
+def _check(result: int) -> None:
+    if result:
+        code = ctypes.get_errno()
+        raise OSError(code, f"powers of a thread: {os.strerror(code)}")

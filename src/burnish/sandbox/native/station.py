@@ -164,7 +164,7 @@ class Station:
         self.template = template
         self.ids = ids
         self.user = user
-        self.files = LayerFiles(ids.uid_first, helper.pid)
+        self.files = LayerFiles(ids.uid_first, ids.gid_first, helper.pid)
         self.groups = groups
         self.proven = False
         """There was a box: what fails from now on is not the image."""
