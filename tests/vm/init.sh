@@ -31,7 +31,7 @@ delegate() {
 groups=/sys/fs/cgroup
 own() { chown "$1" "$2" "$2/cgroup.procs" "$2/cgroup.subtree_control" "$2/cgroup.threads"; }
 mkdir -p $groups/user.slice/user-0.slice/session-1.scope $groups/user.slice/user-1000.slice/session-2.scope
-mkdir -p $groups/system.slice/burnish.service $groups/system.slice/container.scope
+mkdir -p $groups/system.slice
 for folder in $groups $groups/user.slice $groups/system.slice; do delegate $folder; done
 delegate $groups/user.slice/user-0.slice
 manager=$groups/user.slice/user-1000.slice/user@1000.service
@@ -41,7 +41,6 @@ own 1000:1000 $manager
 delegate $manager
 own 1000:1000 $manager/app.slice
 own 1000:1000 $manager/app.slice/run-1.scope
-own 1000:1000 $groups/system.slice/burnish.service
 
 # where NAME COMMAND...: with the control group, user and ids of that kind of owner.
 where() {
@@ -50,16 +49,21 @@ where() {
     user="setpriv --reuid=1000 --regid=1000 --clear-groups --reset-env env PATH=/usr/bin:/bin LC_ALL=C.UTF-8"
     [ "$kind" = plain ] && : >/etc/subuid && : >/etc/subgid
     [ "$kind" = plain ] || echo "user:100000:65536" | tee /etc/subuid >/etc/subgid
+    # Fresh ones each time: who has been in one has made room in it, and nobody can join it any more.
+    case $kind in
+    container | service) own_group=$(mktemp -d $groups/system.slice/$kind-XXXXXX) ;;
+    esac
+    [ "$kind" = service ] && own 1000:1000 $own_group
     case $kind in
     root) group=$groups/user.slice/user-0.slice/session-1.scope user="env" ;;
-    container) group=$groups/system.slice/container.scope user="unshare --cgroup --mount sh /tmp/contain.sh env" ;;
+    container) group=$own_group user="unshare --cgroup --mount sh /tmp/contain.sh env" ;;
     scope) group=$manager/app.slice/run-1.scope ;;                # systemd-run --user --scope
-    service) group=$groups/system.slice/burnish.service ;;        # a service with Delegate=yes
+    service) group=$own_group ;;                                 # a service with Delegate=yes
     session | plain) group=$groups/user.slice/user-1000.slice/session-2.scope ;; # a log-in
     *) say "unknown kind $kind" && return 1 ;;
     esac
     (
-        sh -c "echo \$\$ >$group/cgroup.procs; exec \"\$@\"" sh \
+        sh -c "echo \$\$ >$group/cgroup.procs || exit 99; exec \"\$@\"" sh \
             $user PYTHONPATH=/repo/src:/opt/site PYTHONDONTWRITEBYTECODE=1 "$@"
     )
 }
