@@ -46,6 +46,10 @@ class BoxGroup(Protocol):
         """Open descriptors through which a helper makes a process a member."""
         ...
 
+    def entered(self) -> None:
+        """`entry_fds` are not needed any more."""
+        ...
+
     def must_join(self, limits: Limits) -> bool:
         """Whether `join` has to run before these limits hold."""
         ...
@@ -135,6 +139,11 @@ class ControlFiles:
         if descriptor is None:
             descriptor = self._open[key] = os.open(path, flags | os.O_CLOEXEC)
         return descriptor
+
+    def trim(self) -> None:
+        """Free the descriptors, unless they are to stay open."""
+        if not self._keep_open:
+            self.close()
 
     def close(self) -> None:
         """Free the descriptors."""

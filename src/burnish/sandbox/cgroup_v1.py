@@ -127,6 +127,10 @@ class GroupV1:
         """`cgroup.procs` of each tree that every box is in."""
         return tuple(self._files.descriptor(name, os.O_WRONLY) for name in self.attach_files())
 
+    def entered(self) -> None:
+        """Thousands of boxes have hardly enough descriptors."""
+        self._files.trim()
+
     def must_join(self, limits: Limits) -> bool:
         """Processor share and disk rates have trees of their own."""
         asked = (limits.cpus, limits.read_bytes_per_s, limits.write_bytes_per_s)

@@ -92,6 +92,10 @@ class GroupV2:
         """The directory."""
         return (self._files.descriptor(str(self._dir), os.O_RDONLY | os.O_DIRECTORY),)
 
+    def entered(self) -> None:
+        """Thousands of boxes have hardly enough descriptors."""
+        self._files.trim()
+
     def must_join(self, limits: Limits) -> bool:
         """A box is in the one tree from the start."""
         return False

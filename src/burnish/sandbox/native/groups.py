@@ -11,9 +11,9 @@ from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.cgroup_files import BoxGroup
 
 _REMOVAL_TRIES, _REMOVAL_PAUSE_S = 200, 0.01
-# Of a live box: control socket, pidfd and directory here, and the ends of two pipes for reading
-# while a command runs.
-_FDS_PER_BOX = 5
+# Of a live box: control socket, pidfd and directory here, the file with its highest use of memory,
+# and the ends of two pipes for reading while a command runs.
+_FDS_PER_BOX = 6
 _FDS_PER_GROUP = 9
 _FDS_ELSEWHERE = 512
 _DEFAULTS = Limits()

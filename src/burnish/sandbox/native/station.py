@@ -232,6 +232,8 @@ class Station:
         def on_answer(answer: Answer | None) -> None:
             for descriptor in entry.opened:
                 os.close(descriptor)
+            if group is not None:
+                group.entered()
             making.settle(self._made(number, answer))
             if on_made is not None:
                 on_made(making)
