@@ -3,6 +3,7 @@
 import array
 import errno
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from raw_helper import (
     COMMANDS,
+    ROOT,
+    RawBox,
     RawHelper,
     ended,
     many,
@@ -20,6 +23,7 @@ from raw_helper import (
     text,
 )
 
+from burnish.sandbox.cgroup import find_controllers, owner_name
 from burnish.sandbox.native.binary import helper_problem
 from burnish.sandbox.native.protocol import Op
 
@@ -48,6 +52,49 @@ def test_the_child_of_the_next_box_can_be_killed_like_any_process(helper: RawHel
                 os.close(descriptor)
                 assert helper.tell(Op.DROP, 0).error == errno.ENOENT  # it has been reaped
         assert shell(helper.create(number), "echo here") == "here\n"
+
+
+@pytest.mark.skipif(not ROOT or not shutil.which("unshare"), reason="needs root and util-linux")
+def test_a_box_for_which_there_is_no_process_ends_no_other() -> None:
+    # In a pid namespace, as what went wrong here once was kill(-1).
+    inner = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *COMMANDS["c"])
+    controllers = find_controllers(
+        Path("/proc/self/cgroup").read_text(),
+        Path("/proc/self/mountinfo").read_text(),
+        owner_name(part="faults"),
+    )
+    if controllers is None or not controllers.pids or helper_problem():
+        pytest.skip("needs the pids controller and the compiled helper")
+    group, helper = controllers.make("box"), RawHelper(inner)
+    files = [Path(name) for name in group.attach_files()]
+    (limit,) = [path for file in files if (path := file.with_name("pids.max")).exists()]
+    try:
+        box = helper.create(1)
+        outer = helper.process.pid
+        pid = Path(f"/proc/{outer}/task/{outer}/children").read_text().strip()
+        for file in files:
+            file.write_text(pid)
+        limit.write_text("1")
+        assert errno.EAGAIN in [refusal(helper, number) for number in range(2, 6)]
+        assert shell(box, "echo here") == "here\n"
+        limit.write_text("max")
+        assert shell(helper.create(6), "echo here") == "here\n"
+    finally:
+        helper.end()
+        while not group.remove():
+            continue
+        controllers.close()
+
+
+def refusal(helper: RawHelper, number: int) -> int:
+    """The error, or 0: a child that was made ahead needs no other."""
+    helper.send_create(number)
+    reply = helper.receive()
+    assert reply is not None, "the helper is gone"
+    if reply.op is Op.ERROR:
+        return reply.error
+    helper.boxes.append(RawBox(number, reply, helper.job_id))
+    return 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])
