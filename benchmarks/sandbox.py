@@ -88,8 +88,11 @@ async def in_box(box: Sandbox, argv: tuple[str, ...] = TRUE) -> None:
 
 
 async def until_warm(pool: NativePool) -> None:
-    while pool.stats().warm == 0:
+    for _ in range(60_000):
+        if pool.stats().warm:
+            return
         await asyncio.sleep(0.001)
+    raise TimeoutError("no box became ready in a minute")
 
 
 async def starts(n: int) -> AsyncIterator[Row]:
