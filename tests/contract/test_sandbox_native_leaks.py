@@ -181,9 +181,9 @@ def test_random_kills_leave_nothing(pool: NativePool) -> None:
 
 
 @pytest.mark.slow
-def test_10000_cycles_with_random_kills_leave_nothing(pool: NativePool) -> None:
-    # The helper in Python takes five times as long.
-    check_cycles(pool, 10_000 if pool._config.helper == "c" else 2_000)
+def test_thousands_of_cycles_with_random_kills_leave_nothing(pool: NativePool) -> None:
+    # The helper in Python takes many times as long: a twentieth of the cycles takes it minutes.
+    check_cycles(pool, 10_000 if pool._config.helper == "c" else 500)
 
 
 def test_many_boxes_need_no_more_files_than_is_checked_at_the_start(
