@@ -80,14 +80,21 @@ def control_groups(owner_pid: int) -> list[Path]:
     return found
 
 
+def has_prepared(helper: int) -> bool:
+    """It makes the child of its next box ahead, or its network where boxes are born in a group."""
+    links = [f"/proc/{helper}/fd/{number}" for number in os.listdir(f"/proc/{helper}/fd")]
+    networks = [link for link in links if os.path.lexists(link) and "net:" in os.readlink(link)]
+    return len(children(helper)) + len(networks) > 1
+
+
 def held(pool: NativePool) -> dict[str, int]:
     """What a pool without boxes in use holds; its warm boxes are ended, so that it is exact."""
     station = pool._stations.host
     pool._warm.forget(station)
     asyncio.run(settled(pool))
     helper = station.helper.pid
-    while pool._config.helper == "c" and not children(helper):
-        continue  # it makes the child of its next box ahead
+    while pool._config.helper == "c" and not has_prepared(helper):
+        continue
     groups = pool._stations._groups
     for group in groups._free:
         group.close()

@@ -100,7 +100,9 @@ for kind in $KINDS; do
         [ "$code" = 5 ] && code=0
         echo "$suite $code $kind" >>/tmp/results/codes
     done
-    say "as $kind: groups left: $(find $groups -name 'burnish-*' | wc -l), processes: $(pgrep -c -f _zygote)"
+    left="$(find $groups -name 'burnish-*' ! -name burnish-members) $(pgrep -f '_zygote|fallback')"
+    [ "$left" = " " ] || say "as $kind: left behind: $left"
+    echo "leftovers $([ "$left" = " " ] && echo 0 || echo 1) $kind" >>/tmp/results/codes
 done
 dmesg >/tmp/results/dmesg
 tar -C /tmp -cf /dev/vdc results

@@ -197,7 +197,7 @@ judge() {
     local failed=0 what code kind
     while read -r what code kind; do
         echo "$kind $what: exit $code"
-        [ "$code" = "$([ -n "$refusal" ] && echo 3 || echo 0)" ] || failed=1
+        [ "$code" = "$([ "$refusal$what" = 1probe ] && echo 3 || echo 0)" ] || failed=1
     done <"$run/results/codes"
     exit $failed
 }

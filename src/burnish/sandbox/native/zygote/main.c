@@ -194,6 +194,7 @@ static const char *start_child(struct box *box, const struct creation *creation,
     int copies[MAX_LAYERS + 1], num_copies = 0;
     const char *failed = NULL;
     born_in_group = m->flags & CREATE_INTO_CGROUP;
+    if (born_in_group && spare.pid > 0) abandon(&spare); /* made before we knew: of no use */
     if (born_in_group || spare.pid == 0)
         failed = make_child(box, born_in_group ? m->fds[0] : -1);
     else box->pid = spare.pid, box->control = spare.control, box->pidfd = spare.pidfd, spare.pid = 0;
