@@ -28,10 +28,10 @@ def test_the_c_sources_and_the_python_constants_agree() -> None:
     values: dict[str, int] = {}
     for body in re.findall(r"enum[^{;]*\{([^}]*)\}", source):
         following = 0
-        for name, value in re.findall(r"(\w+)(?:\s*=\s*([\d* ]+))?", body):
+        for name, value in re.findall(r"(\w+)(?:\s*=\s*([\w+* ]+))?", body):
             if not name[0].isalpha():
                 continue
-            following = eval(value) if value else following
+            following = eval(value, {}, values) if value else following
             values[name] = following
             following += 1
     for name in ("VERSION", "MAX_MESSAGE_BYTES", "MAX_LAYERS", "MAX_CREATE_FDS"):
