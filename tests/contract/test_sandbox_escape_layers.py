@@ -286,7 +286,7 @@ def test_an_image_is_the_same_after_any_box(
 ) -> None:
     async def main() -> bytes:
         try:
-            pool = NativePool(SandboxConfig(max_boxes=2, helper=helper), resolve=images.resolve)
+            pool = NativePool(SandboxConfig(max_boxes=2, helper=helper), images=images)
         except UserError as error:
             pytest.skip(str(error))
         if privileges is not Privileges.NONE and (
