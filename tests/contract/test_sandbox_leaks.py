@@ -16,7 +16,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import python_argv
-from burnish.sandbox.proctree import Process, read_processes, start_ticks
+from burnish.sandbox.proctree import Process, open_process, read_processes, start_ticks
 
 OWNER = """
 import asyncio, sys
@@ -193,9 +193,8 @@ def start_owner() -> tuple["subprocess.Popen[str]", int, list[Process]]:
 def wait_until_dead(processes: list[Process]) -> None:
     """Waits on each by pidfd; hangs, and so fails by the time limit of the run, if one lives."""
     for process in processes:
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
+        descriptor = open_process(process.pid)
+        if descriptor is None:
             continue
         try:
             if start_ticks(process.pid) == process.start_ticks:

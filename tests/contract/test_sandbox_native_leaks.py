@@ -19,7 +19,7 @@ from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.native.groups import _FDS_PER_BOX
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.native.stateful import NativeBox
-from burnish.sandbox.proctree import Process, read_processes, start_ticks
+from burnish.sandbox.proctree import Process, open_process, read_processes, start_ticks
 
 OWNER = """
 import asyncio, sys
@@ -292,9 +292,8 @@ def test_snapshots_of_a_killed_helper_are_refused_with_a_reason(pool: NativePool
 def wait_until_dead(processes: list[Process]) -> None:
     """Waits on each by pidfd; hangs, and so fails by the time limit of the run, if one lives."""
     for process in processes:
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
+        descriptor = open_process(process.pid)
+        if descriptor is None:
             continue
         try:
             if start_ticks(process.pid) == process.start_ticks:

@@ -15,7 +15,7 @@ from burnish.core.boxes import ExecStatus, Limits
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.oci.pool import OciPool
-from burnish.sandbox.proctree import Process, read_processes, start_ticks
+from burnish.sandbox.proctree import Process, open_process, read_processes, start_ticks
 
 OWNER = """
 import asyncio, sys
@@ -130,9 +130,8 @@ def test_boxes_that_end_before_they_began_leave_nothing(pool: OciPool) -> None:
 def wait_until_dead(processes: list[Process]) -> None:
     """Waits on each by pidfd; hangs, and so fails by the time limit of the run, if one lives."""
     for process in processes:
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
+        descriptor = open_process(process.pid)
+        if descriptor is None:
             continue
         try:
             if start_ticks(process.pid) == process.start_ticks:

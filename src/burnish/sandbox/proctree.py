@@ -3,6 +3,7 @@
 A pid namespace adopts its own orphans, so the tree below bubblewrap is always complete.
 """
 
+import errno
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -66,6 +67,19 @@ def read_process(pid: int) -> Process | None:
             return parse_stat(file.read())
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def open_process(pid: int) -> int | None:
+    """Its pidfd; None if it is gone.
+
+    Linux 6.1 says EINVAL of a process that is gone while its number still names a session or group.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return None
+        raise
 
 
 def start_ticks(pid: int) -> int:

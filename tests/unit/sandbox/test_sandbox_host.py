@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import shutil
 import stat
@@ -19,7 +20,7 @@ from burnish.sandbox.interpreter import find_python, python_argv
 from burnish.sandbox.keeper.namespace import Identity, box_identity
 from burnish.sandbox.limits import check_limits, ulimits
 from burnish.sandbox.probe import probe
-from burnish.sandbox.proctree import Process, parse_stat, read_process, tree_usage
+from burnish.sandbox.proctree import Process, open_process, parse_stat, read_process, tree_usage
 
 MIB = 2**20
 
@@ -238,3 +239,12 @@ def test_this_package_itself_is_hidden_where_a_box_would_see_it() -> None:
     own = Path(probing.__file__).parents[1]
     assert hidden_paths([str(own)], [HostPath(str(own.parent), None)]) == (str(own),)
     assert hidden_paths([str(own)], [HostPath("/usr/lib", None)]) == ()
+
+
+@pytest.mark.parametrize("number", [errno.ESRCH, errno.EINVAL])
+def test_a_process_that_is_gone_is_no_error(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(number, "gone")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert open_process(12345) is None

@@ -24,6 +24,7 @@ from burnish.sandbox.keeper.listening import listen_in
 from burnish.sandbox.keeper.namespace import Identity
 from burnish.sandbox.keeper.pipes import Capture, above_shell, read_now
 from burnish.sandbox.memory_files import open_empty, seal, sealed
+from burnish.sandbox.proctree import open_process
 
 _CHILD_PID = re.compile(rb'"child-pid": (\d+)')
 
@@ -116,9 +117,8 @@ class Launch:
         if self.process_1 is None:
             return None
         # It waits for us; dead, it stays a zombie of the monitor's or ours until `end`.
-        try:
-            child_fd = os.pidfd_open(self.process_1)
-        except ProcessLookupError:
+        child_fd = open_process(self.process_1)
+        if child_fd is None:
             return None
         try:
             return listen_in(child_fd, port)

@@ -25,6 +25,7 @@ import msgspec
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure, Record
 from burnish.core.vocabulary import FailureKind
+from burnish.sandbox.proctree import open_process
 
 _MODULE = "burnish.sandbox.remote.daemon"
 SOCKET = "sandbox.sock"
@@ -105,9 +106,8 @@ def stop() -> bool:
         pid = _peer()
         if pid is None:
             return False
-        try:
-            process = os.pidfd_open(pid)
-        except ProcessLookupError:
+        process = open_process(pid)
+        if process is None:
             return True
         try:
             signal.pidfd_send_signal(process, signal.SIGTERM)
