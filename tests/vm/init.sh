@@ -71,6 +71,8 @@ where() {
 cat >/tmp/contain.sh <<'CONTAIN'
 umount /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"
 CONTAIN
+marks="slow: .
+gpu: ."
 mkdir -p /tmp/results /home/user
 chown 1000:1000 /tmp/results
 for kind in $KINDS; do
@@ -88,7 +90,7 @@ for kind in $KINDS; do
             {
                 where "$kind" sh -c 'cd /tmp && exec "$@"' sh timeout "$SUITE_S" python3 -m pytest -q $again \
                     -c /dev/null --import-mode=importlib --rootdir /repo/tests -o "cache_dir=/tmp/cache-$name" \
-                    -o pythonpath=/repo/tests/support -o "markers=slow: ." -o "markers=gpu: ." \
+                    -o pythonpath=/repo/tests/support -o "markers=$marks" \
                     --basetemp="/tmp/pytest-$kind" -ra --tb=short --durations=3 -m "not slow and not gpu" \
                     -k "$SELECT" "/repo/tests/$suite"
                 echo $? >/tmp/code
