@@ -289,7 +289,8 @@ def test_deep_directories_need_few_descriptors(make: Make, tmp_path: Path) -> No
     os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=current))
     os.close(current)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(into, merged) + 20, hard))
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 20, hard))
     try:
         content = export_layers([descriptor], tmp_path / "a.tar", BASE)
         import_tar(tmp_path / "a.tar", into, BASE)
