@@ -201,7 +201,11 @@ class LiveBox:
             wall_us=wire.u64(limits.wall_s * 1e6),
             uid=self._user.uid,
             gid=self._user.gid,
-            rlimits=_rlimits(limits, services.counts_pids, services.counts_memory),
+            rlimits=_rlimits(
+                limits,
+                None if services.counts_pids else limits.num_pids + services.init_counts,
+                not services.counts_memory,
+            ),
             cwd=cwd,
             argv=argv,
             base_env=self._base_env,
@@ -367,13 +371,9 @@ class LiveBox:
 
 @lru_cache(maxsize=64)
 def _rlimits(
-    limits: Limits, counts_pids: bool, counts_memory: bool
+    limits: Limits, num_processes: int | None, memory_is_sampled: bool
 ) -> tuple[tuple[int, int, int], ...]:
-    return rlimits(
-        limits,
-        num_processes=None if counts_pids else limits.num_pids,
-        memory_is_sampled=not counts_memory,
-    )
+    return rlimits(limits, num_processes=num_processes, memory_is_sampled=memory_is_sampled)
 
 
 def _listening(descriptor: int) -> socket.socket:

@@ -116,6 +116,7 @@ class NativePool:
             null_fd=self._null_fd,
             sampled=not {"memory", "pids"} <= bases.keys(),
             counts_pids="pids" in bases,
+            init_counts=stations.ids.num_ids == 1,
             counts_memory="memory" in bases,
             network=network,
             observe_exec=self._tally.execs.add,

@@ -16,6 +16,8 @@ class Services(NamedTuple):
     """Some limit is not counted by control groups."""
     counts_pids: bool
     """Control groups bound processes."""
+    init_counts: bool
+    """Process 1 has the job's user id: `RLIMIT_NPROC` counts it."""
     counts_memory: bool
     """Control groups bound memory."""
     network: NetworkProvider | None
