@@ -94,19 +94,19 @@ class ControlFiles:
     """Control files by path, kept open where that saves time."""
 
     def __init__(self, *, keep_open: bool) -> None:
-        """Open nothing yet; `keep_open` costs up to nine descriptors for each box."""
+        """Open nothing yet; `keep_open` costs up to eight descriptors for each box."""
         self._keep_open = keep_open
         self._open: dict[tuple[str, int], int] = {}
 
-    def read(self, path: str) -> bytes:
-        """The content."""
+    def read(self, path: str, flags: int = os.O_RDONLY) -> bytes:
+        """The content; `flags` where it is also written (`rewrite`)."""
         if not self._keep_open:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return os.pread(descriptor, _MAX_READ_BYTES, 0)
             finally:
                 os.close(descriptor)
-        return os.pread(self.descriptor(path, os.O_RDONLY), _MAX_READ_BYTES, 0)
+        return os.pread(self.descriptor(path, flags), _MAX_READ_BYTES, 0)
 
     def write(self, path: str, value: str) -> None:
         """Write once; control files take a value as a whole."""
@@ -115,6 +115,13 @@ class ControlFiles:
             os.write(descriptor, value.encode("ascii"))
         finally:
             os.close(descriptor)
+
+    def rewrite(self, path: str, value: str) -> None:
+        """The same for a file that is also read: by one descriptor, where files stay open."""
+        if self._keep_open:
+            os.pwrite(self.descriptor(path, os.O_RDWR), value.encode("ascii"), 0)
+        else:
+            self.write(path, value)
 
     def try_write(self, path: str, value: str) -> bool:
         """Write if the kernel has such a file and takes the value."""

@@ -61,9 +61,8 @@ class GroupV1:
             self._write(limits)
             self._limits = limits
         if self._memory:
-            peak = self._files.descriptor(f"{self._memory}max_usage_in_bytes", os.O_RDWR)
             with contextlib.suppress(OSError):
-                os.pwrite(peak, b"0", 0)
+                self._files.rewrite(f"{self._memory}max_usage_in_bytes", "0")
 
     def _write(self, limits: Limits) -> None:
         if self._memory:
@@ -170,7 +169,7 @@ class GroupV1:
         """Reset by `set_limits`."""
         if self._memory is None:
             return None
-        return int(self._files.read(f"{self._memory}max_usage_in_bytes"))
+        return int(self._files.read(f"{self._memory}max_usage_in_bytes", os.O_RDWR))
 
     def held_bytes(self) -> int:
         """Without a memory controller nothing is charged."""

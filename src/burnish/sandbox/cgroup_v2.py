@@ -113,11 +113,13 @@ class GroupV2:
         )
 
     def peak_memory_bytes(self) -> int | None:
-        """Since the box was made where the kernel (< 6.12) cannot reset it."""
+        """Since the box was made where the kernel (< 6.12) cannot reset it. To be asked once."""
         try:
             return int(os.pread(self._peak(), 64, 0))
         except OSError:
             return None
+        finally:
+            self._files.trim()
 
     def _peak(self) -> int:
         try:
