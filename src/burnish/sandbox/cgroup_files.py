@@ -193,6 +193,29 @@ def disks(blocks: Path = Path("/sys/block")) -> tuple[str, ...]:
     return tuple(found)
 
 
+class GroupLimits(NamedTuple):
+    """What a group is told; the rest of `Limits` is kept by others."""
+
+    memory_bytes: int
+    swap_bytes: int
+    num_pids: int
+    cpus: float | None
+    read_bytes_per_s: int | None
+    write_bytes_per_s: int | None
+
+
+def group_limits(limits: Limits) -> GroupLimits:
+    """That part of the limits."""
+    return GroupLimits(
+        limits.memory_bytes,
+        limits.swap_bytes,
+        limits.num_pids,
+        limits.cpus,
+        limits.read_bytes_per_s,
+        limits.write_bytes_per_s,
+    )
+
+
 def cpu_quota_us(limits: Limits) -> int | None:
     """Microseconds of processor time in each `CPU_PERIOD_US`."""
     return None if limits.cpus is None else max(1000, int(limits.cpus * CPU_PERIOD_US))
