@@ -83,6 +83,10 @@ def group_enforced(controllers: Collection[str]) -> frozenset[str]:
     return frozenset(enforced)
 
 
+class TooManyBoxes(UserError):
+    """More than this host has room for: another backend is no way out."""
+
+
 def check_policy(image: str | None, policy: Policy, capabilities: Capabilities) -> None:
     """Refuse an image or a policy that the backend does not have.
 

@@ -16,6 +16,7 @@ from burnish.sandbox.native import box_process
 from burnish.sandbox.native.box_process import BoxProcess, found_again
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.native.room import Host, bounds, make_room, memory_bound
+from burnish.sandbox.start import open_pool
 
 MANY = 2**60
 
@@ -102,6 +103,9 @@ def test_a_pool_asks_before_it_starts_anything(tmp_path: Path) -> None:
         pytest.skip("open files are as good as unlimited here")
     with pytest.raises(UserError, match=r"open files of this process"):
         NativePool(SandboxConfig(max_boxes=most + 1, warm_boxes=0))
+    # Another backend would start, and fail later.
+    with pytest.raises(UserError, match=r"^\d+ boxes are too many: .* leave room for"):
+        open_pool(SandboxConfig(max_boxes=most + 1, warm_boxes=0))
     assert set(os.listdir("/proc/self/fd")) == before
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.core.errors import UserError
 from burnish.sandbox.cgroup import Controllers
+from burnish.sandbox.limits import TooManyBoxes
 from burnish.sandbox.native.box_process import found_again
 
 # Of a live box: its control socket and the directory that it writes to, and while a command runs
@@ -88,14 +88,14 @@ def make_room(num_boxes: int, controllers: Controllers | None, host: Host | None
         Whether there is room to keep the files of control groups open too.
 
     Raises:
-        UserError: a limit that we cannot raise is too low.
+        TooManyBoxes: a limit that we cannot raise is too low.
     """
     host = host or this_host()
     found = bounds(controllers, host)
     if found and num_boxes > found[0].most:
         tightest = found[0]
         most = max(0, tightest.most)
-        raise UserError(
+        raise TooManyBoxes(
             f"{num_boxes} boxes are too many: {tightest.what} leave room for {most}.",
             fix=f"{tightest.fix}, or sandbox.max_boxes + sandbox.warm_boxes <= {most}",
         )

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.core.errors import ClassifiedFailure
+from burnish.sandbox.commands import WORK
 from burnish.sandbox.memory_files import sealed
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.gauge import Gauge
@@ -245,7 +246,7 @@ class Run:
         elif exited.ending is Ending.NOT_STARTED:
             if exited.code in _NO_FILE or exited.code in _NO_PROGRAM:
                 exit_code = 127 if exited.code in _NO_FILE else 126
-                name = os.fsencode(self._request.job.argv[0][:200])
+                name = _what_failed(self._request.job, exited.code)
                 stderr = name + b": " + os.strerror(exited.code).encode() + b"\n"
                 stderr = stderr[: self._limit]
             elif exited.code == errno.EAGAIN:
@@ -307,6 +308,14 @@ class Run:
             ),
             message=ending.message,
         )
+
+
+def _what_failed(job: wire.Job, number: int) -> bytes:
+    """The program, or the directory in which it was to start: both fail with these."""
+    name = job.argv[0][:200]
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.EACCES) and job.cwd != WORK:
+        name += f" in {job.cwd[:200]}"
+    return os.fsencode(name)
 
 
 def infra_error(message: str) -> ExecResult:
