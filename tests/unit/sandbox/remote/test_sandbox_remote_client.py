@@ -145,7 +145,7 @@ def test_a_fork_that_fails_leaves_nothing(serve: Callable[..., Served], connect:
     served = serve(2, max_waiting=5)
 
     async def use(box: StatefulSandbox) -> None:
-        forking = asyncio.create_task(box.fork(3).__aenter__())
+        forking = asyncio.create_task(box.fork(2).__aenter__())
         await until(lambda: len(served.pool.boxes) == 2)
         forking.cancel()
         await asyncio.wait((forking,))
