@@ -57,9 +57,11 @@ BACKENDS |= {
     "oci-crun-sampled": lambda n: OciPool(SandboxConfig(max_boxes=n, control_groups=False), "crun"),
     "oci-runc": lambda n: OciPool(SandboxConfig(max_boxes=n), "runc"),
     "gvisor": lambda n: OciPool(SandboxConfig(max_boxes=n), "runsc"),
+    "podman": lambda n: OciPool(SandboxConfig(max_boxes=n), "podman"),
+    "podman-sampled": lambda n: OciPool(SandboxConfig(max_boxes=n, control_groups=False), "podman"),
 }
 # Their single tests are so slow that only `make test-slow` runs them.
-SLOW = frozenset({"oci-crun-sampled", "oci-runc", "gvisor"})
+SLOW = frozenset({"oci-crun-sampled", "oci-runc", "gvisor", "podman", "podman-sampled"})
 
 
 @pytest.fixture(

@@ -45,6 +45,7 @@ class KeeperClient:
         module: str,
         control_groups: bool = True,
         arguments: tuple[str, ...] = (),
+        launcher: tuple[str, ...] = (),
     ) -> None:
         """Start it and wait until it has tried a box.
 
@@ -53,6 +54,7 @@ class KeeperClient:
             module: what the keeper runs.
             control_groups: use them where possible.
             arguments: more words on its command line.
+            launcher: what runs it; by default we do.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
@@ -67,6 +69,7 @@ class KeeperClient:
         with theirs, givers:
             self._process = subprocess.Popen(
                 [
+                    *launcher,
                     sys.executable,
                     "-m",
                     module,

@@ -41,6 +41,8 @@ class Launched(Protocol):
     """Readable, with a byte to read, once the program runs."""
     monitor_pid: int
     """Our child, which lives as long as the command."""
+    root_pid: int
+    """Whose descendants are the processes of the box."""
     is_complete: bool
     """After `end`: False if the box did not say that its program has ended, though it can."""
     process_1: int | None
@@ -158,7 +160,7 @@ class Run:
             if now.cpu_s is not None and now.cpu_s - (self._before.cpu_s or 0.0) > limits.cpu_s:
                 return Cause.CPU
         if command.sample is not None:
-            return self._over_sampled(command.sample(self._launch.monitor_pid))
+            return self._over_sampled(command.sample(self._launch.root_pid))
         return None
 
     def _over_sampled(self, usage: TreeUsage) -> Cause | None:

@@ -19,6 +19,7 @@ from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe
 from burnish.sandbox.oci.hierarchies import Groups, remove_group, settle
+from burnish.sandbox.oci.podman import make_store
 from burnish.sandbox.oci.runtime import Runtime, find_runtime
 from burnish.sandbox.oci.spec import IdMapping
 
@@ -53,6 +54,8 @@ def enter_host(name: str, *, use_control_groups: bool) -> Ground:
     base = make_base()
     (base / "boxes").mkdir(mode=0o711)
     mount_tmpfs(str(base / "boxes"), size_bytes=_BUNDLES_BYTES, mode=0o711)
+    if runtime.is_engine:
+        make_store(base)
     groups = settle(
         base, runtime.name, privileged=privileged, use_control_groups=use_control_groups
     )
@@ -71,7 +74,12 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
     host = OciHost(
         runtime=runtime,
         base=base,
-        root=make_host_root(base / "host", system, hidden_paths([*sys.path, OWN_PACKAGE], system)),
+        root=make_host_root(
+            base / "host",
+            system,
+            hidden_paths([*sys.path, OWN_PACKAGE], system),
+            engine=runtime.is_engine,
+        ),
         rootless=not privileged,
         cgroups_path=groups.runtime_path,
         controllers=groups.controllers,

@@ -2,16 +2,14 @@
 
 import os
 
-import msgspec
-
-from burnish.core.boxes import Capabilities, Policy
+from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import Images
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
-from burnish.sandbox.oci.runtime import ENGINES, RuntimeName, find_runtime
+from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
 class OciPool(KeeperPool):
@@ -28,9 +26,7 @@ class OciPool(KeeperPool):
 
         Args:
             config: how many boxes, and with what limits.
-            runtime: `crun`, `runc` or `runsc` (gVisor). `podman` and `docker` select the runtime
-                that they bring, and no more: it is run by us, and nothing of the engine itself
-                (daemon, images, settings) takes part.
+            runtime: `crun`, `runc`, `runsc` (gVisor) or `podman`.
             images: where images come from; without, boxes see this host's programs only. The user
                 that an image names is not followed: commands are root of their container, without
                 its powers.
@@ -41,7 +37,8 @@ class OciPool(KeeperPool):
         """
         config = config or SandboxConfig()
         found = find_runtime(runtime)
-        self._engine = runtime
+        # Also where nobody but podman may make a user namespace, and with all ids that it has.
+        unshare = (found.path, "unshare") if found.is_engine and os.geteuid() != 0 else ()
         self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
@@ -49,22 +46,11 @@ class OciPool(KeeperPool):
                 module="burnish.sandbox.oci.keeper",
                 control_groups=config.control_groups,
                 arguments=(str(found.name), str(int(network is not None))),
+                launcher=unshare,
             ),
             images,
             network,
         )
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What boxes can do here, as found by running one."""
-        found = super().capabilities
-        if self._engine not in ENGINES:
-            return found
-        note = (
-            f"{self._engine} only selects {found.backend.removeprefix('oci-')}, the runtime that "
-            f"it brings: nothing of {self._engine} itself (daemon, images, settings) takes part"
-        )
-        return msgspec.structs.replace(found, notes=(note, *found.notes))
 
     def check_root(self, root: str, policy: Policy) -> None:
         """See `KeeperPool`: gVisor's boxes need a Python for their network."""

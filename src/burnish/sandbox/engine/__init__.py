@@ -1,0 +1,1 @@
+"""Boxes through a container engine."""
