@@ -21,7 +21,7 @@ def container_options(spec: BoxSpec, name: str, seccomp_file: Path) -> list[str]
     options = [
         "--interactive", f"--name={name}", "--network=none", "--read-only", "--cap-drop=ALL",
         "--security-opt=no-new-privileges", f"--security-opt=seccomp={seccomp_file}",
-        f"--user={spec.uid}:{spec.uid}", f"--hostname={HOSTNAME}", f"--workdir={WORK}",
+        f"--user={spec.uid}:{spec.gid}", f"--hostname={HOSTNAME}", f"--workdir={WORK}",
         "--log-driver=none", "--entrypoint=",
     ]  # fmt: skip
     for bind in spec.binds:
@@ -34,6 +34,11 @@ def mount_words(bind: Bind) -> str:
     words = ["type=bind", f"src={bind.source}", f"dst={bind.destination}"]
     if not bind.writable:
         words.append("readonly")
+    return csv_words(words)
+
+
+def csv_words(words: list[str]) -> str:
+    """As one line of CSV."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow(words)
     return line.getvalue()

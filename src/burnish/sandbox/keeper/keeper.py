@@ -62,7 +62,7 @@ def parse_start(arguments: list[str]) -> Start:
 class BoxMaker(Protocol):
     """Makes the boxes of one keeper."""
 
-    def make(self, name: str, slot: int, request: CreateBox) -> StoredBox:
+    async def make(self, name: str, slot: int, request: CreateBox) -> StoredBox:
         """A box with the user ids of a free slot.
 
         Raises:
@@ -70,7 +70,7 @@ class BoxMaker(Protocol):
         """
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free what is left when no box lives any more."""
         ...
 
@@ -175,8 +175,8 @@ class Keeper:
         slot = await self._slots.get()
         number, self._num_made = self._num_made, self._num_made + 1
         try:
-            box = self._maker.make(f"box-{number}", slot, request)
-        except OSError:
+            box = await self._maker.make(f"box-{number}", slot, request)
+        except BaseException:
             self._slots.put_nowait(slot)
             raise
         self._boxes[number] = (box, slot)
@@ -204,7 +204,7 @@ class Keeper:
             await asyncio.wait(tasks)
         for number in list(self._boxes):
             await self._destroy(number)
-        self._maker.close()
+        await self._maker.close()
 
 
 async def _run(box: StoredBox, request: Exec) -> ExecResult:

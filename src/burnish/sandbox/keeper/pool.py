@@ -255,13 +255,13 @@ class KeeperPool:
     @asynccontextmanager
     async def _box_of(self, image: ImageRoot | None, policy: Policy) -> AsyncIterator[Sandbox]:
         client = await asyncio.to_thread(self._live_client)
-        root = ""
+        request = CreateBox(id=client.next_id(), proxy_port=PROXY_PORT if policy.allow else 0)
         if image is not None:
             root = str(image.root.resolve())
             self.check_root(root, policy)
-        port = PROXY_PORT if policy.allow else 0
+            request = msgspec.structs.replace(request, root=root, digest=image.digest)
         try:
-            made = await client.ask(CreateBox(id=client.next_id(), root=root, proxy_port=port))
+            made = await client.ask(request)
         except OSError as error:
             raise failure(f"a box could not be made: {error}") from error
         box = KeptBox(client, made.box, self._network, policy, image)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
-from burnish.sandbox.cgroup_files import BoxGroup, Counters
+from burnish.sandbox.cgroup_files import Counters, Counting
 from burnish.sandbox.keeper.children import readable
 from burnish.sandbox.keeper.pipes import Capture, read_now
 from burnish.sandbox.outcome import Cause, Evidence, classify
@@ -76,7 +76,7 @@ class Command(NamedTuple):
     """What the launcher reads."""
     stdin: bytes
     limits: Limits
-    group: BoxGroup | None
+    group: Counting | None
     sample: Callable[[int], TreeUsage] | None
     """Usage below a pid, where no control group counts."""
     disk_full: Callable[[], bool]

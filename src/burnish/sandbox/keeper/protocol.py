@@ -17,6 +17,10 @@ class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
     id: int
     root: str = ""
     """Directory with the root file system of an image; empty: this host's programs."""
+    digest: str = ""
+    """Of the image."""
+    user: tuple[int, int] | None = None
+    """User and group of its commands, where an image says so."""
     proxy_port: int = 0
     """Its commands get a socket there; 0: no network but the loopback."""
 

@@ -139,6 +139,7 @@ def write_bundle(
         root=str(root.path),
         args=launcher(relay_port),
         uid=INSIDE_ID if INSIDE_ID in inside else 0,
+        gid=INSIDE_ID if INSIDE_ID in inside else 0,
         id_map=id_map,
         binds=binds,
         seccomp=gvisor_filter() if plain else oci_filter(),

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
+from burnish.core.boxes import Capabilities, ExecResult, Limits
 from burnish.core.errors import UserError
 from burnish.sandbox.commands import INSIDE_ID, WORK
 from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
@@ -21,6 +21,7 @@ from burnish.sandbox.oci.capabilities import describe
 from burnish.sandbox.oci.hierarchies import Groups, remove_group, settle
 from burnish.sandbox.oci.podman import make_store
 from burnish.sandbox.oci.runtime import Runtime, find_runtime
+from burnish.sandbox.oci.selftest import SELF_TEST, check_self_test
 from burnish.sandbox.oci.spec import IdMapping
 
 _BUNDLES_BYTES = 2**30
@@ -28,7 +29,6 @@ _BUNDLES_BYTES = 2**30
 # Users of boxes, two for each; unused on any host we know of.
 _FIRST_JOB_ID, _FIRST_ROOT_ID = 1_900_000_000, 1_950_000_000
 _SELF_TEST_DEADLINE_S = 10.0
-_SELF_TEST_LINES = {"Seccomp:": "2", "NoNewPrivs:": "1", "CapEff:": "0" * 16, "CapBnd:": "0" * 16}
 
 
 class Ground(NamedTuple):
@@ -166,11 +166,9 @@ async def _network_test(host: OciHost, users: BoxUsers) -> bool:
 
 async def _self_test(host: OciHost, users: BoxUsers) -> None:
     box = OciBox(host, "self-test", users, "")
-    # A namespace for oneself is what any user may have unless the filter is there.
-    probe = ("sh", "-c", "cat /proc/self/status; unshare -U true 2>/dev/null && echo Unshared: yes")
     request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
     try:
-        result = await asyncio.wait_for(box.run(probe, request), _SELF_TEST_DEADLINE_S)
+        result = await asyncio.wait_for(box.run(SELF_TEST, request), _SELF_TEST_DEADLINE_S)
     except TimeoutError as error:
         raise UserError(
             f"{host.runtime.name} {host.runtime.version} got stuck starting a box.",
@@ -179,27 +177,10 @@ async def _self_test(host: OciHost, users: BoxUsers) -> None:
     finally:
         with contextlib.suppress(OSError):
             await box.destroy()
-    if result.status not in (ExecStatus.OK, ExecStatus.EXIT) or not result.stdout:
-        raise UserError(_first_failure(host.runtime, result), fix=_fix(result))
-    seen = dict(
-        line.split(None, 1) for line in result.stdout.decode().splitlines() if len(line.split()) > 1
+    runtime = host.runtime
+    check_self_test(
+        result, f"{runtime.name} {runtime.version}", whole=runtime.counted_whole, fix=_fix(result)
     )
-    wanted_lines = {**_SELF_TEST_LINES, "Unshared:": None}
-    if host.runtime.counted_whole and "NoNewPrivs:" not in seen:
-        # gVisor does not say; it runs no program with the rights of its file's owner anyway.
-        del wanted_lines["NoNewPrivs:"]
-    for name, wanted in wanted_lines.items():
-        if seen.get(name) != wanted:
-            raise UserError(
-                f"a box of {host.runtime.name} runs with {name} {seen.get(name)} instead of "
-                f"{wanted}: it would not hold.",
-                fix=f"install another {host.runtime.name}, or choose another backend",
-            )
-
-
-def _first_failure(runtime: Runtime, result: ExecResult) -> str:
-    detail = result.message or result.stderr.decode("utf-8", "replace").strip()[:300]
-    return f"{runtime.name} {runtime.version} cannot run a box here: {detail or result.status}."
 
 
 def _fix(result: ExecResult) -> str:

@@ -22,12 +22,12 @@ class OciMaker:
         """Keep what all boxes share."""
         self._host = host
 
-    def make(self, name: str, slot: int, request: CreateBox) -> OciBox:
+    async def make(self, name: str, slot: int, request: CreateBox) -> OciBox:
         """See `BoxMaker`."""
         users = box_users(self._host.runtime, slot, privileged=not self._host.rootless)
         return OciBox(self._host, name, users, request.root, request.proxy_port)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See `BoxMaker`."""
         close_host(self._host)
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from burnish.sandbox.oci.podman import MONITOR_FILE
 _MAX_EARLY_BYTES = 64 * 2**10
 _GRACE_S = 5.0
 """For a runtime to end once process 1 is dead; then it is stuck and is killed too."""
-_ENGINE_GRACE_S = 30.0
+ENGINE_GRACE_S = 30.0
 """For an engine to start a container and to end it, on a loaded host; 0.4 s are usual."""
 _PID_TRIES, _PID_PAUSE_S = 5000, 0.001
 _MAX_PID = 2**22
@@ -62,6 +62,8 @@ class Plan(NamedTuple):
     remove: Callable[[Path], list[str]] | None = None
     """Of an engine, which keeps records and a monitor beside each container: the command that ends
     and forgets one."""
+    environment: Mapping[str, str] | None = None
+    """Of the runtime; by default what it needs and no more."""
 
 
 class MarkedCapture(Capture):
@@ -140,7 +142,7 @@ class OciLaunch:
             for target, source in enumerate((go, self.stdout.write_fd, self.stderr.write_fd))
         }
         try:
-            self.monitor_pid = _spawn(bundle, command, placed)
+            self.monitor_pid = _spawn(plan.environment or _environment(bundle), command, placed)
         except OSError:
             self.close()
             raise
@@ -175,13 +177,17 @@ class OciLaunch:
             ended.cancel()
             await asyncio.wait((ended,))
         if self._marked.ready:
-            pid = self.process_1 = await self._find_process_1()
-            if self._plan.remove is not None:
-                self._find_second_monitor()
-            # It waits for us, so the number is still its own.
-            self._init_fd = os.pidfd_open(pid)
-            if self._plan.attach is not None:
-                await self._plan.attach(pid)
+            await self._on_ready()
+
+    async def _on_ready(self) -> None:
+        """The launcher waits."""
+        pid = self.process_1 = await self._find_process_1()
+        if self._plan.remove is not None:
+            self._find_second_monitor()
+        # It waits for us, so the number is still its own.
+        self._init_fd = os.pidfd_open(pid)
+        if self._plan.attach is not None:
+            await self._plan.attach(pid)
 
     def go(self, stdin: bytes, script: bytes) -> None:
         """Give the launcher its command."""
@@ -198,7 +204,7 @@ class OciLaunch:
         if self._init_fd is None:
             return None
         if self._plan.relayed:
-            return _unix_listener(self._bundle / "net" / SOCKET)
+            return unix_listener(self._bundle / "net" / SOCKET)
         return listen_in(self._init_fd, port)
 
     async def end(self) -> tuple[int, float]:
@@ -212,17 +218,17 @@ class OciLaunch:
         self.stderr.drain()
         if self._init_fd is not None:
             _kill(self._init_fd)
-            await _dead_within(os.pidfd_open(self.monitor_pid), _GRACE_S)
+            await dead_within(os.pidfd_open(self.monitor_pid), _GRACE_S)
         elif self._plan.remove is not None:
             # Killed on its way an engine leaves what nobody would find: without its command the
             # launcher ends by itself.
             self._hang_up()
-            await _dead_within(os.pidfd_open(self.monitor_pid), _ENGINE_GRACE_S)
+            await dead_within(os.pidfd_open(self.monitor_pid), ENGINE_GRACE_S)
         ended = await end_child(self.monitor_pid)
         assert ended is not None, "somebody else reaped the monitor"
         self._plan.helpers.discard(self.monitor_pid)
         if self._init_fd is not None:
-            await _dead_within(self._init_fd, None)
+            await dead_within(self._init_fd, None)
             self._init_fd = None
         self.is_complete = not self._plan.reports or bool(_read_report(self._go))
         if self._plan.remove is not None:
@@ -250,16 +256,16 @@ class OciLaunch:
             nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             placed = dict.fromkeys((0, 1, 2), nothing)
             try:
-                pid = _spawn(self._bundle, command, placed)
+                pid = _spawn(_environment(self._bundle), command, placed)
             finally:
                 os.close(nothing)
             helpers.add(pid)
-            await _dead_within(os.pidfd_open(pid), _ENGINE_GRACE_S)
+            await dead_within(os.pidfd_open(pid), ENGINE_GRACE_S)
             await end_child(pid)
             helpers.discard(pid)
         cpu_s = 0.0
         if self._second_monitor is not None:
-            await _dead_within(os.pidfd_open(self._second_monitor), _ENGINE_GRACE_S)
+            await dead_within(os.pidfd_open(self._second_monitor), ENGINE_GRACE_S)
             ended = await end_child(self._second_monitor)
             helpers.discard(self._second_monitor)
             cpu_s = ended.cpu_s if ended and self._plan.attach is None else 0.0
@@ -295,7 +301,7 @@ class OciLaunch:
             # All of them write it at once, so it is empty or whole.
             if (pid := parse_pid(self._bundle / "pid")) is not None:
                 return pid
-            if _has_ended(self.monitor_pid):
+            if has_ended(self.monitor_pid):
                 break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
@@ -321,7 +327,12 @@ def _read_report(descriptor: int) -> bytes:
     return b""
 
 
-def _unix_listener(path: Path) -> socket.socket:
+def unix_listener(path: Path) -> socket.socket:
+    """A socket to which users of boxes may connect.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.bind(os.fspath(path))
@@ -333,14 +344,14 @@ def _unix_listener(path: Path) -> socket.socket:
     return made
 
 
-def _has_ended(child: int) -> bool:
+def has_ended(child: int) -> bool:
     """Without reaping it."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _is_dead_child(pid: int) -> bool:
     try:
-        return _has_ended(pid)
+        return has_ended(pid)
     except ChildProcessError:  # another command took it
         return False
 
@@ -354,20 +365,25 @@ def parse_pid(file: Path) -> int | None:
     return int(text) if text.isdigit() and 1 < int(text) <= _MAX_PID else None
 
 
-def _spawn(bundle: Path, command: list[str], placed: dict[int, int]) -> int:
+def _environment(bundle: Path) -> dict[str, str]:
+    state = f"{bundle}/state"
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        # Engines want a home directory, of which they read nothing there.
+        "HOME": state,
+        "XDG_RUNTIME_DIR": state,
+        # Where crun and runc mount a copy of themselves; by default that is the host's /tmp, where
+        # it stays if they are killed.
+        "_LIBCONTAINER_STATEDIR": state,
+    }
+
+
+def _spawn(environment: Mapping[str, str], command: list[str], placed: dict[int, int]) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in placed.items()]
     return os.posix_spawn(
         command[0],
         command,
-        # Where crun and runc mount a copy of themselves; by default that is the host's /tmp, where
-        # it stays if they are killed.
-        # Engines want a home directory, of which they read nothing there.
-        {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": f"{bundle}/state",
-            "XDG_RUNTIME_DIR": f"{bundle}/state",
-            "_LIBCONTAINER_STATEDIR": f"{bundle}/state",
-        },
+        environment,
         file_actions=actions,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores both
         setsid=True,
@@ -381,7 +397,7 @@ def _kill(pidfd: int) -> None:
         return
 
 
-async def _dead_within(pidfd: int, deadline_s: float | None) -> None:
+async def dead_within(pidfd: int, deadline_s: float | None) -> None:
     """Wait for a death that is under way; the descriptor is closed."""
     try:
         await asyncio.wait_for(readable(pidfd), deadline_s)

@@ -54,9 +54,19 @@ class OciPool(KeeperPool):
 
     def check_root(self, root: str, policy: Policy) -> None:
         """See `KeeperPool`: gVisor's boxes need a Python for their network."""
-        places = (f"{root}/{place}/python3" for place in ("usr/local/bin", "usr/bin", "bin"))
-        if policy.allow and self._needs_relay and not any(map(os.path.lexists, places)):
-            raise UserError(
-                "the image has no python3, with which boxes of gVisor reach their network.",
-                fix="install python3 in the image, or choose another backend",
-            )
+        if policy.allow and self._needs_relay:
+            check_relay(root)
+
+
+def check_relay(root: str) -> None:
+    """Refuse an image in which the relay of the network cannot run.
+
+    Raises:
+        UserError: it has no Python.
+    """
+    places = (f"{root}/{place}/python3" for place in ("usr/local/bin", "usr/bin", "bin"))
+    if not any(map(os.path.lexists, places)):
+        raise UserError(
+            "the image has no python3, with which its boxes reach their network.",
+            fix="install python3 in the image, or choose another backend",
+        )

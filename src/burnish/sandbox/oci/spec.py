@@ -142,7 +142,9 @@ class BoxSpec(Record, frozen=True, kw_only=True):
     args: tuple[str, ...]
     """The launcher."""
     uid: int
-    """User and group inside."""
+    """User inside."""
+    gid: int
+    """Group inside."""
     id_map: tuple[IdMapping, ...]
     """Users and groups of the box's user namespace; empty: it has none."""
     binds: tuple[Bind, ...]
@@ -170,7 +172,7 @@ def build_spec(box: BoxSpec) -> Spec:
         hostname=HOSTNAME,
         root=Root(path=box.root, readonly=True),
         process=Process(
-            user=User(uid=box.uid, gid=box.uid),
+            user=User(uid=box.uid, gid=box.gid),
             args=box.args,
             env=(f"PATH={BASE_ENV['PATH']}",),
             cwd=WORK,
