@@ -528,3 +528,26 @@ def test_a_closed_pool_gives_no_boxes(backend: Callable[[int], SandboxPool]) -> 
         assert caught.value.failure.kind is FailureKind.SANDBOX
 
     asyncio.run(main())
+
+
+def test_pools_of_one_machine_do_not_meet(backend: Callable[[int], SandboxPool]) -> None:
+    async def main() -> None:
+        try:
+            pools = [backend(2), backend(2)]
+        except UserError as error:
+            pytest.skip(str(error))
+
+        async def use(pool: SandboxPool) -> None:
+            # Boxes of both have the same numbers, and are alive at the same time.
+            async with pool.acquire() as one, pool.acquire() as other:
+                for box in (one, other):
+                    result = await box.exec(("sh", "-c", "sleep 0.2; echo here"))
+                    assert (result.status, result.stdout) == (ExecStatus.OK, b"here\n"), result
+
+        async with asyncio.TaskGroup() as group:
+            for pool in pools:
+                group.create_task(use(pool))
+        for pool in pools:
+            await pool.close()
+
+    asyncio.run(main())

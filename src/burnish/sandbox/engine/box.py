@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from burnish.core.boxes import Limits
+from burnish.core.errors import UserError
 from burnish.sandbox.cgroup_files import OVERHEAD_PIDS
 from burnish.sandbox.engine.client import OWNER_LABEL, Docker
 from burnish.sandbox.engine.images import DaemonImages
@@ -22,6 +23,7 @@ from burnish.sandbox.engine.options import (
 )
 from burnish.sandbox.engine.storage import VolumeStorage, accept_storage, volume_options
 from burnish.sandbox.engine.storekeeper import storekeeper_source
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.keeper.children import end_child, readable
 from burnish.sandbox.keeper.namespace import Identity
 from burnish.sandbox.keeper.process import Command, Launched
@@ -54,6 +56,8 @@ class DockerHost(NamedTuple):
     """With mount points for `host_binds`."""
     host_binds: tuple[Bind, ...]
     """What boxes without an image see, and the storekeepers."""
+    always_binds: tuple[Bind, ...]
+    """What every box sees."""
     identity: Identity
     """Who boxes are, unless their image says so."""
     helpers: set[int]
@@ -74,6 +78,7 @@ async def make_box(host: DockerHost, name: str, request: CreateBox) -> "DockerBo
 
     Raises:
         OSError: the daemon refused.
+        UserError: the image's user cannot be had here.
     """
     image, binds, identity = host.host_image, host.host_binds, host.identity
     if request.root:
@@ -81,7 +86,7 @@ async def make_box(host: DockerHost, name: str, request: CreateBox) -> "DockerBo
         image = await asyncio.to_thread(host.images.image, request.digest, root)
         binds = ()
     if request.user is not None:
-        identity = Identity(*request.user)
+        identity = _identity(ImageUser(*request.user), host.identity)
     private = host.folder / name
     private.mkdir(mode=0o711)
     try:
@@ -90,6 +95,21 @@ async def make_box(host: DockerHost, name: str, request: CreateBox) -> "DockerBo
         shutil.rmtree(private)
         raise
     return DockerBox(host, name, holder, Root(image, binds, identity), request.proxy_port)
+
+
+def _identity(user: ImageUser, ours: Identity) -> Identity:
+    """Ids of containers are the host's: an ordinary user's boxes can be nobody else.
+
+    An image that names nobody runs as root, and here then as the user.
+    """
+    if os.geteuid() == 0:
+        return Identity(*user)
+    if user not in ((0, 0), ours):
+        raise UserError(
+            f"the image runs as user {user.uid}:{user.gid}, and boxes of docker run as you.",
+            fix="run as root, or use podman or the native sandbox, which map user ids",
+        )
+    return ours
 
 
 class Root(NamedTuple):
@@ -155,7 +175,11 @@ class DockerBox(StoredBox):
         inbox = bundle / "inbox"
         inbox.mkdir(mode=0o755)
         (bundle / "state").mkdir(mode=0o700)
-        binds = (*self._root.binds, *storage_binds(self._files.path, inbox))
+        binds = (
+            *self._root.binds,
+            *self._host.always_binds,
+            *storage_binds(self._files.path, inbox),
+        )
         if self._proxy_port:
             net = bundle / "net"
             net.mkdir(mode=0o755)
@@ -168,7 +192,6 @@ class DockerBox(StoredBox):
             args=launcher(self._proxy_port),
             uid=self._root.identity.uid,
             gid=self._root.identity.gid,
-            id_map=(),
             binds=binds,
         )
         docker = self._host.docker
@@ -279,7 +302,7 @@ def _holder_command(host: DockerHost, name: str, keeper: Path, identity: Identit
         f"--label={OWNER_LABEL}={host.owner}", "--network=none", "--read-only", "--cap-drop=ALL",
         "--cap-add=SYS_ADMIN", "--cap-add=CHOWN", "--security-opt=no-new-privileges",
         "--security-opt=apparmor=unconfined", "--user=0:0", "--log-driver=none", "--entrypoint=",
-        "--pids-limit=4", *mounts, host.host_image, "python3", "-I", "-S", "-B",
+        "--pids-limit=64", *mounts, host.host_image, "python3", "-I", "-S", "-B",
         f"{_KEEPER}/storekeeper.py", f"{_KEEPER}/socket", _PLACE, str(identity.uid),
         str(identity.gid),
     ]  # fmt: skip

@@ -15,6 +15,7 @@ from burnish.sandbox.engine.box import DockerBox, DockerHost, make_box
 from burnish.sandbox.engine.client import find_docker
 from burnish.sandbox.engine.guard import Guard, sweep
 from burnish.sandbox.engine.images import DaemonImages, sweep_images
+from burnish.sandbox.engine.options import make_empty_sys
 from burnish.sandbox.host_view import OWN_PACKAGE, HostPath, hidden_paths, system_paths
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python
 from burnish.sandbox.keeper.namespace import Identity
@@ -62,6 +63,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[DockerHos
     system = system_paths()
     empty = ground.folder / "empty"
     empty.mkdir(mode=0o755)
+    no_sys = make_empty_sys(ground.folder / "sys")
     try:
         host_image = await asyncio.to_thread(images.host_root, system)
     except OSError as error:
@@ -75,6 +77,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[DockerHos
         images=images,
         host_image=host_image,
         host_binds=_host_binds(system, empty),
+        always_binds=no_sys,
         identity=Identity(*ours),
         helpers={ground.guard.pid},
     )

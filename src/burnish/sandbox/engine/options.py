@@ -29,6 +29,20 @@ def container_options(spec: BoxSpec, name: str, seccomp_file: Path) -> list[str]
     return options
 
 
+def make_empty_sys(place: Path) -> tuple[Bind, ...]:
+    """What boxes see instead of this machine's `/sys`.
+
+    Args:
+        place: an absent directory.
+    """
+    (place / "fs" / "cgroup").mkdir(mode=0o755, parents=True)
+    empty = str(place / "fs" / "cgroup")
+    return (
+        Bind(source=str(place), destination="/sys"),
+        Bind(source=empty, destination="/sys/fs/cgroup"),
+    )
+
+
 def mount_words(bind: Bind) -> str:
     """As one argument, in the CSV that engines read."""
     words = ["type=bind", f"src={bind.source}", f"dst={bind.destination}"]

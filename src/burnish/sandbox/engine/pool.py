@@ -3,11 +3,11 @@
 from burnish.core.boxes import Policy
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.engine.client import find_docker
-from burnish.sandbox.images.base import Images
+from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
-from burnish.sandbox.oci.pool import check_relay
+from burnish.sandbox.oci.pool import check_relay, check_shell
 
 
 class DockerPool(KeeperPool):
@@ -41,7 +41,8 @@ class DockerPool(KeeperPool):
             network,
         )
 
-    def check_root(self, root: str, policy: Policy) -> None:
-        """See `KeeperPool`: boxes need a Python for their network."""
+    def check_root(self, image: ImageRoot, policy: Policy) -> None:
+        """See `KeeperPool`: a shell starts commands, and their network needs a Python."""
+        check_shell(image)
         if policy.allow:
-            check_relay(root)
+            check_relay(image)

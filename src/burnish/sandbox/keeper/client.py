@@ -245,6 +245,8 @@ def failure(message: str) -> ClassifiedFailure:
 
 
 def _exception(reply: Failed) -> Exception:
+    if reply.fix:
+        return UserError(reply.message, fix=reply.fix)
     if reply.errno:
         return OSError(reply.errno, reply.message)
     return failure(reply.message)

@@ -14,7 +14,7 @@ import subprocess
 from typing import NamedTuple, Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
-from burnish.core.errors import one_line
+from burnish.core.errors import UserError, one_line
 from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import (
     HEADER,
@@ -67,6 +67,7 @@ class BoxMaker(Protocol):
 
         Raises:
             OSError: the host is out of something.
+            UserError: its user is nobody here.
         """
         ...
 
@@ -132,6 +133,8 @@ class Keeper:
             reply = await self._do(request)
         except asyncio.CancelledError:
             reply = Failed(id=request.id, errno=0, message="cancelled")
+        except UserError as error:
+            reply = Failed(id=request.id, errno=0, message=error.what, fix=error.fix)
         except (OSError, subprocess.SubprocessError, KeyError) as error:
             number = error.errno or 0 if isinstance(error, OSError) else 0
             reply = Failed(id=request.id, errno=number, message=one_line(error))

@@ -22,6 +22,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.commands import WORK, check_argv
 from burnish.sandbox.files import split_path
 from burnish.sandbox.images.base import ImageRoot, Images
+from burnish.sandbox.images.running import check_workdir, image_user
 from burnish.sandbox.keeper.box_network import BoxNetwork
 from burnish.sandbox.keeper.client import KeeperClient, failure
 from burnish.sandbox.keeper.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
@@ -235,8 +236,8 @@ class KeeperPool:
         check_policy(image, policy, self.capabilities)
         return self._box(image, policy)
 
-    def check_root(self, root: str, policy: Policy) -> None:
-        """Refuse an image that cannot carry out a policy.
+    def check_root(self, image: ImageRoot, policy: Policy) -> None:
+        """Refuse an image that cannot run, or cannot carry out a policy.
 
         Raises:
             UserError: names what it lacks.
@@ -258,8 +259,10 @@ class KeeperPool:
         request = CreateBox(id=client.next_id(), proxy_port=PROXY_PORT if policy.allow else 0)
         if image is not None:
             root = str(image.root.resolve())
-            self.check_root(root, policy)
-            request = msgspec.structs.replace(request, root=root, digest=image.digest)
+            self.check_root(image, policy)
+            check_workdir(image)
+            user = image_user(image)
+            request = msgspec.structs.replace(request, root=root, digest=image.digest, user=user)
         try:
             made = await client.ask(request)
         except OSError as error:

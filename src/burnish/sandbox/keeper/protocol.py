@@ -107,6 +107,8 @@ class Failed(Record, frozen=True, kw_only=True, tag="failed"):
     errno: int
     """Number of the OSError; 0 if the box itself is at fault."""
     message: str
+    fix: str = ""
+    """Set if it is a user's mistake: what to do."""
 
 
 Reply = Hello | Done | Failed

@@ -9,7 +9,7 @@ import msgspec
 from burnish.core.boxes import Limits
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.keeper.attacher import Attacher
-from burnish.sandbox.keeper.namespace import Identity, unmount
+from burnish.sandbox.keeper.namespace import unmount
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.keeper.stored_box import StoredBox
 from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
@@ -19,30 +19,26 @@ from burnish.sandbox.oci.launcher import launcher_script
 from burnish.sandbox.oci.podman import remove_command, run_command
 from burnish.sandbox.oci.runtime import RELAY_BYTES, SENTRY_BYTES, Runtime
 from burnish.sandbox.oci.sentry import sentry_file_bytes
-from burnish.sandbox.oci.spec import IdMapping
+from burnish.sandbox.oci.spec import Bind
+from burnish.sandbox.oci.users import BoxUsers
 from burnish.sandbox.proctree import TreeUsage
 
 _SENTRY_TASKS = 1024
 """Threads of gVisor and of its gofer, and host processes that stand for those of the box."""
 
 
-class BoxUsers(NamedTuple):
-    """Who a box is."""
-
-    identity: Identity | None
-    """Owner of its files outside; None: ourselves."""
-    id_map: tuple[IdMapping, ...]
-    """Users of its namespace."""
-
-
 class OciHost(NamedTuple):
     """What all boxes of a keeper share."""
 
     runtime: Runtime
+    token: str
+    """No other keeper of this machine has it."""
     base: Path
     """Directory of the boxes, visible to the keeper only."""
     root: HostRoot
     """Of boxes without an image."""
+    always_binds: tuple[Bind, ...]
+    """What every box sees besides."""
     rootless: bool
     """We are not root outside our user namespace."""
     cgroups_path: str | None
@@ -133,9 +129,9 @@ class OciBox(StoredBox):
         spec = write_bundle(
             bundle,
             runtime=host.runtime,
-            root=self._root,
+            root=self._root._replace(binds=(*self._root.binds, *host.always_binds)),
             storage=self._storage,
-            id_map=self._users.id_map,
+            users=self._users,
             cgroups_path=self._cgroups_path(bundle),
             relay_port=self._relay_port,
         )
@@ -149,7 +145,8 @@ class OciBox(StoredBox):
         )
 
     def _container(self, bundle: Path) -> str:
-        return f"{self._name}-{bundle.name}"
+        """GVisor listens under this name in the network of the host, where other keepers do too."""
+        return f"{self._host.token}-{self._name}-{bundle.name}"
 
     def _remove_command(self, bundle: Path) -> list[str]:
         return remove_command(self._host.runtime, self._host.base, self._container(bundle))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from burnish.sandbox.commands import INSIDE_ID, WORK
+from burnish.sandbox.commands import WORK
 from burnish.sandbox.engine.options import seccomp_profile
 from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
 from burnish.sandbox.keeper.namespace import bind, mount_overlay, mount_plain_tmpfs
@@ -16,7 +16,8 @@ from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
 from burnish.sandbox.oci.launcher import INBOX, NET, RELAY, launcher
 from burnish.sandbox.oci.podman import SECCOMP_FILE, add_mount_points
 from burnish.sandbox.oci.runtime import FilterForm, Runtime
-from burnish.sandbox.oci.spec import Bind, BoxSpec, IdMapping, build_spec
+from burnish.sandbox.oci.spec import Bind, BoxSpec, build_spec
+from burnish.sandbox.oci.users import BoxUsers
 from burnish.sandbox.seccomp import build_filter
 
 _MOUNT_POINTS = ("proc", "dev", "dev/shm", "work", "tmp", "etc", "run", "run/box", "run/net")
@@ -113,7 +114,7 @@ def write_bundle(
     runtime: Runtime,
     root: HostRoot,
     storage: Path,
-    id_map: tuple[IdMapping, ...],
+    users: BoxUsers,
     cgroups_path: str | None,
     relay_port: int,
 ) -> BoxSpec:
@@ -131,16 +132,16 @@ def write_bundle(
         (net / RELAY).write_bytes(relay_source())
         binds = (*binds, Bind(source=str(net), destination=NET))
     (bundle / "state").mkdir(mode=0o711)
-    inside = {mapping.container_id for mapping in id_map} or {INSIDE_ID}
     # A runtime that does not know the annotation uses the section.
     as_bytes = runtime.filter_form is FilterForm.BYTES
     plain = runtime.filter_form is FilterForm.PLAIN_NAMES
     box = BoxSpec(
         root=str(root.path),
         args=launcher(relay_port),
-        uid=INSIDE_ID if INSIDE_ID in inside else 0,
-        gid=INSIDE_ID if INSIDE_ID in inside else 0,
-        id_map=id_map,
+        uid=users.inside.uid,
+        gid=users.inside.gid,
+        uid_map=users.uid_map,
+        gid_map=users.gid_map,
         binds=binds,
         seccomp=gvisor_filter() if plain else oci_filter(),
         cgroups_path=cgroups_path,

@@ -3,32 +3,33 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from burnish.core.boxes import Capabilities, ExecResult, Limits
 from burnish.core.errors import UserError
-from burnish.sandbox.commands import INSIDE_ID, WORK
+from burnish.sandbox.commands import WORK
+from burnish.sandbox.engine.options import make_empty_sys
 from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
 from burnish.sandbox.keeper.attacher import Attacher
-from burnish.sandbox.keeper.namespace import Identity, enter, make_base, mount_tmpfs
+from burnish.sandbox.keeper.namespace import enter, make_base, mount_tmpfs
+from burnish.sandbox.keeper.process import START_DEADLINE_S
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.network.base import PROXY_PORT
-from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
+from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe
 from burnish.sandbox.oci.hierarchies import Groups, remove_group, settle
 from burnish.sandbox.oci.podman import make_store
 from burnish.sandbox.oci.runtime import Runtime, find_runtime
 from burnish.sandbox.oci.selftest import SELF_TEST, check_self_test
-from burnish.sandbox.oci.spec import IdMapping
+from burnish.sandbox.oci.users import BoxUsers, box_users
 
 _BUNDLES_BYTES = 2**30
 """Room for the inputs of all commands that wait or run at once."""
-# Users of boxes, two for each; unused on any host we know of.
-_FIRST_JOB_ID, _FIRST_ROOT_ID = 1_900_000_000, 1_950_000_000
-_SELF_TEST_DEADLINE_S = 10.0
+_SELF_TEST_DEADLINE_S = START_DEADLINE_S
 
 
 class Ground(NamedTuple):
@@ -73,6 +74,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
     attacher = Attacher() if groups.controllers else None
     host = OciHost(
         runtime=runtime,
+        token=secrets.token_hex(8),
         base=base,
         root=make_host_root(
             base / "host",
@@ -80,6 +82,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
             hidden_paths([*sys.path, OWN_PACKAGE], system),
             engine=runtime.is_engine,
         ),
+        always_binds=make_empty_sys(base / "host" / "sys") if runtime.is_engine else (),
         rootless=not privileged,
         cgroups_path=groups.runtime_path,
         controllers=groups.controllers,
@@ -107,38 +110,6 @@ def close_host(host: OciHost) -> None:
         host.controllers.close()
     if host.cgroups_path is not None:
         remove_group(host.cgroups_path)
-
-
-def box_users(
-    runtime: Runtime, slot: int, *, privileged: bool, uid_map: str | None = None
-) -> BoxUsers:
-    """Who a box is on the host and inside.
-
-    Root hands each box to two users that own nothing: one runs its programs, one is what the
-    runtime needs as the box's root. An ordinary user has one id only.
-
-    Args:
-        runtime: some insist on a user 0 in the box.
-        slot: number of the box.
-        privileged: we are root outside any namespace of ours.
-        uid_map: `/proc/self/uid_map`.
-    """
-    inside = 0 if runtime.needs_root_id else INSIDE_ID
-    ourselves = BoxUsers(None, (IdMapping(container_id=inside, host_id=0, size=1),))
-    if not privileged:
-        return ourselves
-    text = uid_map or Path("/proc/self/uid_map").read_text(encoding="ascii")
-    ranges = [[int(field) for field in line.split()] for line in text.splitlines()]
-    for job, root in ((_FIRST_JOB_ID + slot, _FIRST_ROOT_ID + slot), (65534, 65533)):
-        if all(any(a <= n < a + count for a, _, count in ranges) for n in (job, root)):
-            return BoxUsers(
-                Identity(job, job),
-                (
-                    IdMapping(container_id=0, host_id=root, size=1),
-                    IdMapping(container_id=INSIDE_ID, host_id=job, size=1),
-                ),
-            )
-    return ourselves
 
 
 async def _network_test(host: OciHost, users: BoxUsers) -> bool:

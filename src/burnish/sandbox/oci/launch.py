@@ -29,7 +29,7 @@ _GRACE_S = 5.0
 """For a runtime to end once process 1 is dead; then it is stuck and is killed too."""
 ENGINE_GRACE_S = 30.0
 """For an engine to start a container and to end it, on a loaded host; 0.4 s are usual."""
-_PID_TRIES, _PID_PAUSE_S = 5000, 0.001
+_PID_PAUSE_S = 0.001
 _MAX_PID = 2**22
 _BACKLOG = 128
 _ATTACH_AND_RUN = (
@@ -297,12 +297,11 @@ class OciLaunch:
         Raises:
             OSError: what was written is no number, or nothing was.
         """
-        for _ in range(_PID_TRIES):
+        # Who waits for us has a deadline; one of our own was too short for a host that is overloaded.
+        while not has_ended(self.monitor_pid):
             # All of them write it at once, so it is empty or whole.
             if (pid := parse_pid(self._bundle / "pid")) is not None:
                 return pid
-            if has_ended(self.monitor_pid):
-                break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
 

@@ -59,9 +59,9 @@ def run_command(
         "--unsetenv-all", "--systemd=false", f"--pidfile={bundle}/pid",
         f"--conmon-pidfile={bundle}/{MONITOR_FILE}",
     ]  # fmt: skip
-    for mapping in spec.id_map if own_ids else ():
-        ids = f"{mapping.container_id}:{mapping.host_id}:{mapping.size}"
-        options += ["--uidmap", ids, "--gidmap", ids]
+    for option, maps in (("--uidmap", spec.uid_map), ("--gidmap", spec.gid_map)):
+        for mapping in maps if own_ids else ():
+            options += [option, f"{mapping.container_id}:{mapping.host_id}:{mapping.size}"]
     for name, value in spec.annotations.items():
         options += ["--annotation", f"{name}={value}"]
     return [

@@ -5,7 +5,7 @@ import os
 from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.images.base import Images
+from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
@@ -27,9 +27,7 @@ class OciPool(KeeperPool):
         Args:
             config: how many boxes, and with what limits.
             runtime: `crun`, `runc`, `runsc` (gVisor) or `podman`.
-            images: where images come from; without, boxes see this host's programs only. The user
-                that an image names is not followed: commands are root of their container, without
-                its powers.
+            images: where images come from; without, boxes see this host's programs only.
             network: carries out `Policy.allow`; without, boxes have no network.
 
         Raises:
@@ -52,21 +50,36 @@ class OciPool(KeeperPool):
             network,
         )
 
-    def check_root(self, root: str, policy: Policy) -> None:
-        """See `KeeperPool`: gVisor's boxes need a Python for their network."""
+    def check_root(self, image: ImageRoot, policy: Policy) -> None:
+        """See `KeeperPool`: a shell starts commands, and gVisor's network needs a Python."""
+        check_shell(image)
         if policy.allow and self._needs_relay:
-            check_relay(root)
+            check_relay(image)
 
 
-def check_relay(root: str) -> None:
+def check_shell(image: ImageRoot) -> None:
+    """Refuse an image in which no command could be started.
+
+    Raises:
+        UserError: it has no shell.
+    """
+    if not os.path.lexists(image.root / "bin" / "sh"):
+        raise UserError(
+            f"image {image.name} has no /bin/sh, with which commands are started in containers.",
+            fix="use the native sandbox, which needs none, or add a shell to the image (for one "
+            "without a distribution: a static busybox as /bin/sh)",
+        )
+
+
+def check_relay(image: ImageRoot) -> None:
     """Refuse an image in which the relay of the network cannot run.
 
     Raises:
         UserError: it has no Python.
     """
-    places = (f"{root}/{place}/python3" for place in ("usr/local/bin", "usr/bin", "bin"))
+    places = (image.root / place / "python3" for place in ("usr/local/bin", "usr/bin", "bin"))
     if not any(map(os.path.lexists, places)):
         raise UserError(
-            "the image has no python3, with which its boxes reach their network.",
+            f"image {image.name} has no python3, with which its boxes reach their network.",
             fix="install python3 in the image, or choose another backend",
         )

@@ -145,8 +145,10 @@ class BoxSpec(Record, frozen=True, kw_only=True):
     """User inside."""
     gid: int
     """Group inside."""
-    id_map: tuple[IdMapping, ...]
-    """Users and groups of the box's user namespace; empty: it has none."""
+    uid_map: tuple[IdMapping, ...] = ()
+    """Users of the box's user namespace; empty: it has none."""
+    gid_map: tuple[IdMapping, ...] = ()
+    """Groups of it."""
     binds: tuple[Bind, ...]
     """In order."""
     seccomp: Seccomp | None = None
@@ -166,7 +168,7 @@ _NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
 def build_spec(box: BoxSpec) -> Spec:
     """The configuration of one container. Pure."""
-    namespaces = (*_NAMESPACES, *(("user",) if box.id_map else ()))
+    namespaces = (*_NAMESPACES, *(("user",) if box.uid_map else ()))
     return Spec(
         oci_version="1.0.2",
         hostname=HOSTNAME,
@@ -182,8 +184,8 @@ def build_spec(box: BoxSpec) -> Spec:
         mounts=(*_mounts(), *_binds(box.binds)),
         linux=Linux(
             namespaces=tuple(Namespace(type=name) for name in namespaces),
-            uid_mappings=box.id_map,
-            gid_mappings=box.id_map,
+            uid_mappings=box.uid_map,
+            gid_mappings=box.gid_map,
             masked_paths=_MASKED,
             readonly_paths=_READ_ONLY,
             seccomp=box.seccomp,
