@@ -202,7 +202,7 @@ class DockerBox(StoredBox):
         ]  # fmt: skip
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
-        return launcher_script(argv, request.env, request.cwd, bounds)
+        return launcher_script(argv, request.variables, request.directory, bounds)
 
     def _num_processes(self, limits: Limits) -> int | None:
         return None  # its control group has them

@@ -143,7 +143,7 @@ async def _network_test(host: DockerHost) -> bool:
 
 
 async def _run(box: DockerBox, argv: tuple[str, ...], limits: Limits) -> ExecResult:
-    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=limits)
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=os.fsencode(WORK), limits=limits)
     return await box.run(argv, request)
 
 

@@ -158,9 +158,9 @@ class Keeper:
             if isinstance(request, Listen):
                 return self._hand_over(request, await box.listen())
             if isinstance(request, WriteFile):
-                await box.write_file(request.path, request.data)
+                await box.write_file(os.fsdecode(request.path), request.data)
                 return Done(id=request.id)
-            data = await box.read_file(request.path, request.limit_bytes)
+            data = await box.read_file(os.fsdecode(request.path), request.limit_bytes)
             return Done(id=request.id, data=data)
         finally:
             self._running.get(request.box, set()).discard(task)

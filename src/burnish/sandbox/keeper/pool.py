@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 
 import msgspec
@@ -102,7 +102,9 @@ class KeptBox:
         """
         split_path(path)
         client = self._client
-        await client.ask(WriteFile(id=client.next_id(), box=self._number, path=path, data=data))
+        await client.ask(
+            WriteFile(id=client.next_id(), box=self._number, path=os.fsencode(path), data=data)
+        )
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
         """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
@@ -115,7 +117,12 @@ class KeptBox:
         split_path(path)
         client = self._client
         done = await client.ask(
-            ReadFile(id=client.next_id(), box=self._number, path=path, limit_bytes=limit_bytes)
+            ReadFile(
+                id=client.next_id(),
+                box=self._number,
+                path=os.fsencode(path),
+                limit_bytes=limit_bytes,
+            )
         )
         return done.data
 
@@ -156,8 +163,8 @@ class KeptBox:
             box=self._number,
             argv=tuple(os.fsencode(arg) for arg in argv),
             stdin=stdin,
-            env=env,
-            cwd=cwd,
+            env=_encoded(env),
+            cwd=os.fsencode(cwd),
             limits=limits,
         )
         try:
@@ -165,8 +172,8 @@ class KeptBox:
                 done = await client.ask(request)
             else:
                 async with self._network.command() as extra:
-                    env = {**extra, **env}
-                    done = await client.ask(msgspec.structs.replace(request, env=env))
+                    request = msgspec.structs.replace(request, env=_encoded({**extra, **env}))
+                    done = await client.ask(request)
         except (OSError, ClassifiedFailure) as error:
             return _infra_error(str(error))
         assert done.result is not None
@@ -305,6 +312,10 @@ class KeeperPool:
         await asyncio.to_thread(self._client.close)
         if self._network is not None:
             await self._network.close()
+
+
+def _encoded(env: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: os.fsencode(value) for name, value in env.items()}
 
 
 def _infra_error(message: str) -> ExecResult:

@@ -1,5 +1,6 @@
 """Messages between a pool and its keeper: length-prefixed MessagePack over a socket pair."""
 
+import os
 import struct
 
 import msgspec
@@ -38,10 +39,21 @@ class Exec(Record, frozen=True, kw_only=True, tag="exec"):
     id: int
     box: int
     argv: tuple[bytes, ...]
+    """File names need not be UTF-8, here and below."""
     stdin: bytes
-    env: dict[str, str]
-    cwd: str
+    env: dict[str, bytes]
+    cwd: bytes
     limits: Limits
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """`env`, as `os.environ` has it."""
+        return {name: os.fsdecode(value) for name, value in self.env.items()}
+
+    @property
+    def directory(self) -> str:
+        """`cwd`, as `os.getcwd` has it."""
+        return os.fsdecode(self.cwd)
 
 
 class Listen(Record, frozen=True, kw_only=True, tag="listen"):
@@ -56,7 +68,7 @@ class WriteFile(Record, frozen=True, kw_only=True, tag="write"):
 
     id: int
     box: int
-    path: str
+    path: bytes
     data: bytes
 
 
@@ -65,7 +77,7 @@ class ReadFile(Record, frozen=True, kw_only=True, tag="read"):
 
     id: int
     box: int
-    path: str
+    path: bytes
     limit_bytes: int
 
 

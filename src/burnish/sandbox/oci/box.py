@@ -161,7 +161,7 @@ class OciBox(StoredBox):
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
         whole = self._host.runtime.counted_whole
-        return launcher_script(argv, request.env, request.cwd, bounds, reports=whole)
+        return launcher_script(argv, request.variables, request.directory, bounds, reports=whole)
 
     def _group_limits(self, limits: Limits) -> Limits:
         if not self._host.runtime.counted_whole:

@@ -124,7 +124,8 @@ async def _network_test(host: OciHost, users: BoxUsers) -> bool:
         with listener:
             listener.setblocking(False)
             code = f"import socket; socket.create_connection(('127.0.0.1', {PROXY_PORT}))"
-            request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+            where = os.fsencode(WORK)
+            request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=where, limits=Limits())
             await box.run(("python3", "-c", code), request)
             listener.accept()[0].close()
             return True
@@ -137,7 +138,7 @@ async def _network_test(host: OciHost, users: BoxUsers) -> bool:
 
 async def _self_test(host: OciHost, users: BoxUsers) -> None:
     box = OciBox(host, "self-test", users, "")
-    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=os.fsencode(WORK), limits=Limits())
     try:
         result = await asyncio.wait_for(box.run(SELF_TEST, request), _SELF_TEST_DEADLINE_S)
     except TimeoutError as error:

@@ -297,11 +297,13 @@ class OciLaunch:
         Raises:
             OSError: what was written is no number, or nothing was.
         """
-        # Who waits for us has a deadline; one of our own was too short for a host that is overloaded.
-        while not has_ended(self.monitor_pid):
+        # Who waits for us has a deadline; one of our own was too short for an overloaded host.
+        while True:
             # All of them write it at once, so it is empty or whole.
             if (pid := parse_pid(self._bundle / "pid")) is not None:
                 return pid
+            if has_ended(self.monitor_pid):
+                break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
 

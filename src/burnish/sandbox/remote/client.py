@@ -67,7 +67,7 @@ class RemotePool:
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
         try:
-            self._info = self._thread.run_blocking(lambda: self._wire.get("/v1/pool", m.PoolInfo))
+            self._info = self._thread.run_blocking(lambda: self._wire.get("/v2/pool", m.PoolInfo))
         except BaseException:
             self._thread.run_blocking(self._wire.close)
             self._end_thread()
@@ -126,7 +126,7 @@ class RemotePool:
         async def work() -> m.BoxInfo:
             self._beat()
             deadline_s = None if limit_s is None else time.monotonic() + limit_s
-            return await self._wire.job("/v1/boxes", request, m.BoxInfo, deadline_s)
+            return await self._wire.job("/v2/boxes", request, m.BoxInfo, deadline_s)
 
         try:
             return await self.run(work)
@@ -148,11 +148,11 @@ class RemotePool:
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
         """All boxes of the server, also of its other clients."""
-        return (await self.run(lambda: self._wire.get("/v1/boxes", m.Boxes))).boxes
+        return (await self.run(lambda: self._wire.get("/v2/boxes", m.Boxes))).boxes
 
     async def stats(self) -> m.Stats:
         """How the server is doing."""
-        return await self.run(lambda: self._wire.get("/v1/stats", m.Stats))
+        return await self.run(lambda: self._wire.get("/v2/stats", m.Stats))
 
     async def close(self) -> None:
         """Destroy the boxes of this pool and hang up; may be called twice."""
@@ -213,10 +213,10 @@ class RemotePool:
         while True:
             await asyncio.sleep(self._info.lease_s / _BEATS_PER_LEASE)
             try:
-                stats = await self._wire.post("/v1/sessions/heartbeat", m.Done(), m.Stats)
+                stats = await self._wire.post("/v2/sessions/heartbeat", m.Done(), m.Stats)
                 if stats.instance != self._info.instance:
                     _LOG.warning("%s was started anew: its former boxes are gone", self.url)
-                    self._info = await self._wire.get("/v1/pool", m.PoolInfo)
+                    self._info = await self._wire.get("/v2/pool", m.PoolInfo)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("the lease could not be renewed: %s", error)
 
@@ -224,7 +224,7 @@ class RemotePool:
         try:
             if self._beating is not None:
                 self._beating.cancel()
-                await self._wire.delete("/v1/sessions")
+                await self._wire.delete("/v2/sessions")
         except (ClassifiedFailure, UserError) as error:
             _LOG.warning("the boxes end with their lease: %s", error)
         finally:
