@@ -31,7 +31,7 @@ from burnish.sandbox.keeper.protocol import CreateBox, Exec
 from burnish.sandbox.keeper.stored_box import StoredBox
 from burnish.sandbox.network.relay import relay_source
 from burnish.sandbox.oci.bundle import storage_binds
-from burnish.sandbox.oci.filter import oci_filter
+from burnish.sandbox.oci.filter import plain_filter
 from burnish.sandbox.oci.launch import Plan
 from burnish.sandbox.oci.launcher import NET, RELAY, launcher, launcher_script
 from burnish.sandbox.oci.spec import Bind, BoxSpec
@@ -186,7 +186,7 @@ class DockerBox(StoredBox):
             (net / RELAY).write_bytes(relay_source())
             binds = (*binds, Bind(source=str(net), destination=NET))
         seccomp_file = bundle / "seccomp.json"
-        seccomp_file.write_bytes(seccomp_profile(oci_filter()))
+        seccomp_file.write_bytes(seccomp_profile(plain_filter()))
         spec = BoxSpec(
             root="",
             args=launcher(self._proxy_port),

@@ -15,7 +15,7 @@ from burnish.sandbox.engine.box import DockerBox, DockerHost, make_box
 from burnish.sandbox.engine.client import find_docker
 from burnish.sandbox.engine.guard import Guard, sweep
 from burnish.sandbox.engine.images import DaemonImages, sweep_images
-from burnish.sandbox.engine.options import make_empty_sys
+from burnish.sandbox.engine.options import make_covers
 from burnish.sandbox.host_view import OWN_PACKAGE, HostPath, hidden_paths, system_paths
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python
 from burnish.sandbox.keeper.namespace import Identity
@@ -63,7 +63,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[DockerHos
     system = system_paths()
     empty = ground.folder / "empty"
     empty.mkdir(mode=0o755)
-    no_sys = make_empty_sys(ground.folder / "sys")
+    no_sys = make_covers(ground.folder / "sys")
     try:
         host_image = await asyncio.to_thread(images.host_root, system)
     except OSError as error:

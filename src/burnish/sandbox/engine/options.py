@@ -29,8 +29,8 @@ def container_options(spec: BoxSpec, name: str, seccomp_file: Path) -> list[str]
     return options
 
 
-def make_empty_sys(place: Path) -> tuple[Bind, ...]:
-    """What boxes see instead of this machine's `/sys`.
+def make_covers(place: Path) -> tuple[Bind, ...]:
+    """What boxes see instead of this machine's `/sys`, and of queues that they could fill.
 
     Args:
         place: an absent directory.
@@ -40,6 +40,7 @@ def make_empty_sys(place: Path) -> tuple[Bind, ...]:
     return (
         Bind(source=str(place), destination="/sys"),
         Bind(source=empty, destination="/sys/fs/cgroup"),
+        Bind(source=empty, destination="/dev/mqueue"),
     )
 
 

@@ -12,7 +12,7 @@ from burnish.sandbox.engine.options import seccomp_profile
 from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
 from burnish.sandbox.keeper.namespace import bind, mount_overlay, mount_plain_tmpfs
 from burnish.sandbox.network.relay import relay_source
-from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
+from burnish.sandbox.oci.filter import oci_filter, plain_filter
 from burnish.sandbox.oci.launcher import INBOX, NET, RELAY, launcher
 from burnish.sandbox.oci.podman import SECCOMP_FILE, add_mount_points
 from burnish.sandbox.oci.runtime import FilterForm, Runtime
@@ -143,7 +143,7 @@ def write_bundle(
         uid_map=users.uid_map,
         gid_map=users.gid_map,
         binds=binds,
-        seccomp=gvisor_filter() if plain else oci_filter(),
+        seccomp=plain_filter() if plain else oci_filter(),
         cgroups_path=cgroups_path,
         annotations={_BPF_ANNOTATION: base64.b64encode(build_filter()).decode()}
         if as_bytes

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from burnish.core.boxes import Capabilities, ExecResult, Limits
 from burnish.core.errors import UserError
 from burnish.sandbox.commands import WORK
-from burnish.sandbox.engine.options import make_empty_sys
+from burnish.sandbox.engine.options import make_covers
 from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
 from burnish.sandbox.keeper.attacher import Attacher
 from burnish.sandbox.keeper.namespace import enter, make_base, mount_tmpfs
@@ -82,7 +82,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
             hidden_paths([*sys.path, OWN_PACKAGE], system),
             engine=runtime.is_engine,
         ),
-        always_binds=make_empty_sys(base / "host" / "sys") if runtime.is_engine else (),
+        always_binds=make_covers(base / "host" / "sys") if runtime.is_engine else (),
         rootless=not privileged,
         cgroups_path=groups.runtime_path,
         controllers=groups.controllers,

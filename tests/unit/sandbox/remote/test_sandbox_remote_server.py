@@ -116,7 +116,7 @@ def test_without_the_token_nothing_is_told_or_done(serve: Callable[..., Served],
 
 def test_health_needs_no_token_and_tells_the_version_only(serve: Callable[..., Served]) -> None:
     served = serve(listen="127.0.0.1:0")
-    assert ask(served, "GET", "/health", Accept="*/*") == (200, b'{"api":1}\n')
+    assert ask(served, "GET", "/health", Accept="*/*") == (200, b'{"api":2}\n')
 
 
 def test_the_token_opens(serve: Callable[..., Served]) -> None:
@@ -280,7 +280,7 @@ def test_another_version_is_told_apart(served: Served) -> None:
 def test_a_body_over_the_bound_is_refused(serve: Callable[..., Served]) -> None:
     served = serve(max_request_bytes=4096)
     box = create(served)
-    message = m.WriteFile(path="f", data=bytes(5000))
+    message = m.WriteFile(path=b"f", data=bytes(5000))
     answer = use(served, box, "write", message, "request-2")
     assert problem(answer).kind is ProblemKind.TOO_LARGE
     assert "4096" in problem(answer).message
