@@ -197,7 +197,7 @@ def test_only_what_programs_need_is_visible(pool: SandboxPool, lines: Lines) -> 
     if pool.capabilities.backend in ENGINES:
         allowed |= {"sys", ".dockerenv", "box"}
         known |= {"hostname", "hosts", "resolv.conf", "mtab"}  # the container's own
-        files = "print([n for top in ('/sys', '/box') for *_, names in os.walk(top) for n in names])"
+        files = "print([names for top in ('/sys', '/box') for *_, names in os.walk(top) if names])"
         assert lines(files) == ["[]"]
     assert set(eval(root)) <= allowed
     assert set(eval(etc)) <= known

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.sandbox.oci.calls import ALLOWED
-from burnish.sandbox.oci.filter import plain_filter, oci_filter
+from burnish.sandbox.oci.filter import oci_filter, plain_filter
 from burnish.sandbox.oci.spec import Argument, Bind, BoxSpec, IdMapping, build_spec
 from burnish.sandbox.syscalls import DENIED, SPECIAL
 
