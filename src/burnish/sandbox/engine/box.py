@@ -293,6 +293,7 @@ def _holder_command(host: DockerHost, name: str, keeper: Path, identity: Identit
     volume = [
         "type=volume", f"dst={_PLACE}", "volume-driver=local", "volume-opt=type=tmpfs",
         "volume-opt=device=tmpfs", f"volume-opt=o={volume_options()}", "volume-nocopy",
+        f"volume-label={OWNER_LABEL}={host.owner}",
     ]  # fmt: skip
     binds = [mount_words(bind) for bind in host.host_binds]
     binds.append(mount_words(Bind(source=str(keeper), destination=_KEEPER)))
