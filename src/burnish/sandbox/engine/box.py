@@ -29,6 +29,7 @@ from burnish.sandbox.keeper.namespace import Identity
 from burnish.sandbox.keeper.process import Command, Launched
 from burnish.sandbox.keeper.protocol import CreateBox, Exec
 from burnish.sandbox.keeper.stored_box import StoredBox
+from burnish.sandbox.limits import QUEUED_SIGNALS
 from burnish.sandbox.network.relay import relay_source
 from burnish.sandbox.oci.bundle import storage_binds
 from burnish.sandbox.oci.filter import plain_filter
@@ -198,6 +199,8 @@ class DockerBox(StoredBox):
         return [
             docker.path, "run", "--pull=never", "--sig-proxy=false", "--cgroupns=private",
             f"--label={OWNER_LABEL}={self._host.owner}", *_limit_options(Limits(), 0),
+            # Ours are not inherited; see `limits.bound_for_boxes`.
+            "--ulimit=core=1:1", f"--ulimit=sigpending={QUEUED_SIGNALS}:{QUEUED_SIGNALS}",
             *container_options(spec, name, seccomp_file), self._root.image, *spec.args,
         ]  # fmt: skip
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from burnish.sandbox.commands import HOSTNAME, WORK
-from burnish.sandbox.limits import QUEUED_SIGNALS
 from burnish.sandbox.oci.spec import Bind, BoxSpec, Seccomp
 
 
@@ -23,8 +22,7 @@ def container_options(spec: BoxSpec, name: str, seccomp_file: Path) -> list[str]
         "--interactive", f"--name={name}", "--network=none", "--read-only", "--cap-drop=ALL",
         "--security-opt=no-new-privileges", f"--security-opt=seccomp={seccomp_file}",
         f"--user={spec.uid}:{spec.gid}", f"--hostname={HOSTNAME}", f"--workdir={WORK}",
-        "--log-driver=none", "--entrypoint=", "--ulimit=core=1:1",
-        f"--ulimit=sigpending={QUEUED_SIGNALS}:{QUEUED_SIGNALS}",
+        "--log-driver=none", "--entrypoint=",
     ]  # fmt: skip
     for bind in spec.binds:
         options += ["--mount", mount_words(bind)]
