@@ -16,8 +16,9 @@ from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.keeper.children import child_pids, readable
-from burnish.sandbox.oci.launch import MarkedCapture, OciLaunch, Plan, parse_pid
+from burnish.sandbox.oci.launch import OciLaunch, Plan, parse_pid
 from burnish.sandbox.oci.launcher import READY, STARTED, launcher_script
+from burnish.sandbox.oci.marks import MarkedCapture
 from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.oci.runtime import Runtime, RuntimeName, find_runtime, parse_version
 from burnish.sandbox.oci.users import box_users

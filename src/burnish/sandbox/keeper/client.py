@@ -81,10 +81,7 @@ class KeeperClient:
                 ],
                 pass_fds=(theirs.fileno(), givers.fileno()),
                 stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
-                },
+                env={**os.environ, "PYTHONPATH": _search_path()},
                 start_new_session=True,  # Ctrl-C is for the owner, who then ends us in order
             )
         self.capabilities = self._hello()
@@ -235,6 +232,10 @@ class KeeperClient:
                 return None
             buffer += chunk
         return bytes(buffer)
+
+
+def _search_path() -> str:
+    return os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
 
 
 def failure(message: str) -> ClassifiedFailure:

@@ -154,10 +154,7 @@ class KeptBox:
         check_limits(limits)
         check_enforced(limits, client.capabilities)
         if keep:
-            raise UserError(
-                f"the {client.capabilities.backend} sandbox ends every process with its command.",
-                fix="leave keep out, or choose the native sandbox",
-            )
+            raise _keeps_nothing(client)
         request = Exec(
             id=client.next_id(),
             box=self._number,
@@ -312,6 +309,13 @@ class KeeperPool:
         await asyncio.to_thread(self._client.close)
         if self._network is not None:
             await self._network.close()
+
+
+def _keeps_nothing(client: KeeperClient) -> UserError:
+    return UserError(
+        f"the {client.capabilities.backend} sandbox ends every process with its command.",
+        fix="leave keep out, or choose the native sandbox",
+    )
 
 
 def _encoded(env: Mapping[str, str]) -> dict[str, bytes]:

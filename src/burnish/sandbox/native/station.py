@@ -45,9 +45,8 @@ class Room(NamedTuple):
 
 def room_for(limits: Limits) -> Room:
     """What these limits mean; inodes cost memory too, so there is always a bound."""
-    inodes = limits.num_inodes
-    if inodes is None:
-        inodes = max(256, limits.disk_bytes // _PAGE_BYTES)
+    by_size = max(256, limits.disk_bytes // _PAGE_BYTES)
+    inodes = by_size if limits.num_inodes is None else limits.num_inodes
     return Room(limits.disk_bytes, inodes - _SPARE_INODES, limits.shm_bytes or 0)
 
 
