@@ -19,6 +19,7 @@ from burnish.sandbox.keeper.children import child_pids, readable
 from burnish.sandbox.oci.launch import OciLaunch, Plan, parse_pid
 from burnish.sandbox.oci.launcher import READY, STARTED, launcher_script
 from burnish.sandbox.oci.marks import MarkedCapture
+from burnish.sandbox.oci.podman import unshare_command
 from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.oci.runtime import Runtime, RuntimeName, find_runtime, parse_version
 from burnish.sandbox.oci.users import box_users
@@ -128,6 +129,16 @@ def fake(tmp_path: Path, name: str, script: str) -> str:
     path.write_text(f"#!/bin/sh\n{script}\n", encoding="ascii")
     path.chmod(path.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
     return str(tmp_path)
+
+
+def test_a_podman_that_serves_no_ordinary_user_says_why_in_one_line(tmp_path: Path) -> None:
+    fake(tmp_path, "podman", "echo no range >&2; echo for you >&2; exit 125")
+    broken = Runtime(name=RuntimeName.PODMAN, path=str(tmp_path / "podman"), version="4")
+    with pytest.raises(UserError, match="no range for you") as caught:
+        unshare_command(broken)
+    assert "\n" not in str(caught.value)
+    fake(tmp_path, "podman", 'shift; exec "$@"')
+    assert unshare_command(broken) == (broken.path, "unshare")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,10 @@ nobody else's, and vanishes with it. An ordinary user's keeper is started by `po
 brings the user ids that podman was given, also where nobody else may make a user namespace.
 """
 
+import subprocess
 from pathlib import Path
 
+from burnish.core.errors import UserError, one_line
 from burnish.sandbox.engine.options import container_options
 from burnish.sandbox.keeper.namespace import mount_tmpfs
 from burnish.sandbox.oci.runtime import Runtime
@@ -15,10 +17,37 @@ from burnish.sandbox.oci.spec import BoxSpec
 SECCOMP_FILE = "seccomp.json"
 MONITOR_FILE = "monitor"
 """Where the pid of podman's own monitor is written."""
+_UNSHARE_DEADLINE_S = 60.0
 _STORE = "podman"
 _STORE_BYTES = 256 * 2**20
 _LOCKS_BYTES = 16 * 2**20
 _ROOT_FILES = ("etc/hostname", "run/.containerenv")
+
+
+def unshare_command(runtime: Runtime) -> tuple[str, ...]:
+    """What starts an ordinary user's keeper.
+
+    Raises:
+        UserError: podman cannot do it for this user.
+    """
+    command = (runtime.path, "unshare")
+    try:
+        subprocess.run(
+            [*command, "true"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=_UNSHARE_DEADLINE_S,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        words = error.stderr if isinstance(error, subprocess.CalledProcessError) else b""
+        said = " ".join(words.decode("utf-8", "replace").split())[:300]
+        raise UserError(
+            f"podman cannot run for this user: {said or one_line(error)}.",
+            fix="see that `podman unshare true` works: it needs a home directory, the package "
+            "uidmap, and a range for you in /etc/subuid and /etc/subgid",
+        ) from error
+    return command
 
 
 def make_store(base: Path) -> None:

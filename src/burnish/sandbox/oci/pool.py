@@ -9,6 +9,7 @@ from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
+from burnish.sandbox.oci.podman import unshare_command
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
@@ -36,7 +37,8 @@ class OciPool(KeeperPool):
         config = config or SandboxConfig()
         found = find_runtime(runtime)
         # Also where nobody but podman may make a user namespace, and with all ids that it has.
-        unshare = (found.path, "unshare") if found.is_engine and os.geteuid() != 0 else ()
+        by_podman = found.is_engine and os.geteuid() != 0
+        launcher = unshare_command(found) if by_podman else ()
         self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
@@ -44,7 +46,7 @@ class OciPool(KeeperPool):
                 module="burnish.sandbox.oci.keeper",
                 control_groups=config.control_groups,
                 arguments=(str(found.name), str(int(network is not None))),
-                launcher=unshare,
+                launcher=launcher,
             ),
             images,
             network,
