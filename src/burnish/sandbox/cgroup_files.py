@@ -23,7 +23,19 @@ class Counters(NamedTuple):
     pids_refused: int
 
 
-class BoxGroup(Protocol):
+class Counting(Protocol):
+    """Who counts what a box uses."""
+
+    def counters(self) -> Counters:
+        """Current totals."""
+        ...
+
+    def peak_memory_bytes(self) -> int | None:
+        """Highest usage since the limits were set."""
+        ...
+
+
+class BoxGroup(Counting, Protocol):
     """The control groups of one box."""
 
     into_directory: bool
@@ -59,14 +71,6 @@ class BoxGroup(Protocol):
 
         Can wait for the kernel for 10 ms.
         """
-        ...
-
-    def counters(self) -> Counters:
-        """Current totals."""
-        ...
-
-    def peak_memory_bytes(self) -> int | None:
-        """Highest usage since `set_limits`."""
         ...
 
     def held_bytes(self) -> int:

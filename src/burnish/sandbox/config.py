@@ -17,7 +17,7 @@ class SandboxConfig(Config):
 
     backend: Backend = "auto"
     """What runs the boxes; `auto` takes native, else bubblewrap (`burnish doctor` lists them).
-    `podman` and `docker` select the runtime that they bring, and nothing else of them."""
+    `podman` and `docker` run every command in a container of that engine."""
     max_boxes: int = Field(default=8, ge=1, le=65536)
     """Boxes alive at once; more callers wait."""
     control_groups: bool = True

@@ -103,6 +103,12 @@ def _oci(runtime: str) -> Callable[[Wanted], SandboxPool]:
     return start
 
 
+def _docker(wanted: Wanted) -> SandboxPool:
+    from burnish.sandbox.engine.pool import DockerPool
+
+    return DockerPool(wanted.config, images=wanted, network=wanted.network())
+
+
 def _remote(wanted: Wanted) -> SandboxPool:
     from burnish.sandbox.remote.fleet import FleetPool
 
@@ -137,7 +143,7 @@ _BACKENDS: dict[str, Callable[[Wanted], SandboxPool]] = {
     "runc": _oci("runc"),
     "gvisor": _oci("runsc"),
     "podman": _oci("podman"),
-    "docker": _oci("docker"),
+    "docker": _docker,
     "remote": _remote,
 }
 PREFERRED = ("native", "bubblewrap")

@@ -11,10 +11,11 @@ from typing import NamedTuple
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import ImageRoot, Images
+from burnish.sandbox.images.running import check_workdir
 from burnish.sandbox.native.client import Helper, failure
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import of_this_process
-from burnish.sandbox.native.image_settings import check_workdir, job_user, refusal_of
+from burnish.sandbox.native.image_settings import job_user, refusal_of
 from burnish.sandbox.native.launch import hello_for, helper_command
 from burnish.sandbox.native.room import make_room
 from burnish.sandbox.native.station import Station
