@@ -29,6 +29,9 @@ class BoxGroup(Protocol):
     into_directory: bool
     """`entry_fds` is one directory for `clone3(CLONE_INTO_CGROUP)`, not `cgroup.procs` files."""
 
+    slows_writeback: bool
+    """Rates hold for what the kernel writes for a process later, too."""
+
     @property
     def reusable(self) -> bool:
         """Whether the next box in it would be told nothing of this one."""

@@ -30,6 +30,7 @@ class GroupV1:
     """
 
     into_directory = False
+    slows_writeback = False
     reusable = True
 
     def __init__(
@@ -45,6 +46,7 @@ class GroupV1:
         self._joined = False
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
+        self._slowed: dict[str, set[str]] = {}
         self._limits: Limits | None = None
         memory = self._dirs.get("memory")
         self._memory = f"{memory}/memory." if memory else None
@@ -76,11 +78,17 @@ class GroupV1:
             self._set(f"{cpu}/cpu.cfs_quota_us", str(cpu_quota_us(limits) or -1))
         if blkio := self._late.get("blkio"):
             for field, name in _RATES.items():
-                rate = getattr(limits, field) or 0
-                if self._applied.get(name, "0") != str(rate):
-                    for disk in disks():
-                        self._files.write(f"{blkio}/{name}", f"{disk} {rate}")
-                    self._applied[name] = str(rate)
+                self._set_rate(f"{blkio}/{name}", getattr(limits, field))
+
+    def _set_rate(self, path: str, rate: int | None) -> None:
+        """On all disks: the one that a box writes to is another one each time it starts anew."""
+        now = set(disks()) if rate else set()
+        before = self._slowed.get(path, set())
+        for disk in before - now:
+            self._files.try_write(path, f"{disk} 0")
+        for disk in now:
+            self._files.write(path, f"{disk} {rate}")
+        self._slowed[path] = now
 
     def _set_memory(self, limits: Limits) -> None:
         """The limit with swap may never be below the one without; the order depends on the old."""
