@@ -35,6 +35,7 @@ from burnish.sandbox.network.base import Attachment
 T = TypeVar("T")
 
 _DEFAULTS = Limits()
+_rlimits = lru_cache(maxsize=64)(rlimits)
 _HOLDS_MORE = refused(ExecStatus.DISK, "the box already holds more than it may")
 _FILE_MODE = 0o644
 # EIO, ETIMEDOUT: a program that was kept has killed or stopped the process that reads for us.
@@ -204,6 +205,7 @@ class LiveBox:
         self, argv: tuple[str, ...], limits: Limits, env: dict[str, str] | None, cwd: str
     ) -> wire.Job:
         services = self._services
+        most = None if services.counts_pids else limits.num_pids + services.init_counts
         if self._attachment is not None:
             env = {**self._attachment.env, **(env or {})}
         return wire.Job(
@@ -212,8 +214,8 @@ class LiveBox:
             gid=self._user.gid,
             rlimits=_rlimits(
                 limits,
-                None if services.counts_pids else limits.num_pids + services.init_counts,
-                not services.counts_memory,
+                num_processes=most,
+                memory_is_sampled=not services.counts_memory,
             ),
             cwd=cwd,
             argv=argv,
@@ -294,9 +296,8 @@ class LiveBox:
                 self._init = None
                 self._continue()
         finally:
-            if self._disk is not None and self._station.disks is not None:
-                self._station.disks.unused(self._disk)
-                self._disk = None
+            self._station.unused(self._disk)
+            self._disk = None
 
     async def _freeze(self, init: Init) -> bool:
         """Let all that was written become a layer; False if there is nothing."""
@@ -397,10 +398,3 @@ class LiveBox:
         station.end(init, ended)
         with station.helper.watching():
             await done
-
-
-@lru_cache(maxsize=64)
-def _rlimits(
-    limits: Limits, num_processes: int | None, memory_is_sampled: bool
-) -> tuple[tuple[int, int, int], ...]:
-    return rlimits(limits, num_processes=num_processes, memory_is_sampled=memory_is_sampled)

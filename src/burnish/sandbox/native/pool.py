@@ -113,6 +113,7 @@ class NativePool:
                 stations.host.helper.abilities,
                 images=images,
                 network=network is not None,
+                disk=stations.uppers.directory if stations.uppers is not None else None,
             ),
             null_fd=self._null_fd,
             sampled=not {"memory", "pids"} <= bases.keys(),

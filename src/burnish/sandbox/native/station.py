@@ -170,7 +170,7 @@ class Station:
         try:
             entry = self._entry(group)
         except OSError as error:
-            self._unused(disk)
+            self.unused(disk)
             settle(error)
             return
 
@@ -183,7 +183,7 @@ class Station:
             if self.disks is not None and disk is not None and isinstance(made, Init):
                 self.disks.is_of_box(number, disk)
             else:
-                self._unused(disk)
+                self.unused(disk)
             settle(made)
 
         flags = wire.create_flags(
@@ -204,7 +204,8 @@ class Station:
             body = wire.create_body(number, *wanted.room, stack)
             self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=fds)
 
-    def _unused(self, disk: int | None) -> None:
+    def unused(self, disk: int | None) -> None:
+        """Nobody will write to a disk that was made, if one was."""
         if self.disks is not None and disk is not None:
             self.disks.unused(disk)
 
