@@ -151,8 +151,8 @@ class GroupV1:
             # A process that forks while we move is found in the next round.
             for _ in range(100):
                 members = self._members() or [pid]
-                there = set(self._files.read(f"{path}/cgroup.procs").split())
-                waiting = [member for member in members if str(member).encode() not in there]
+                there = self._files.members(f"{path}/cgroup.procs")
+                waiting = [member for member in members if member not in there]
                 if not waiting:
                     break
                 for member in waiting:
@@ -162,7 +162,7 @@ class GroupV1:
 
     def _members(self) -> list[int]:
         for path in self.attach_files():
-            return [int(word) for word in self._files.read(path).split()]
+            return self._files.members(path)
         return []
 
     def counters(self) -> Counters:

@@ -25,7 +25,7 @@ def open_uppers(directory: Path | None) -> DiskUppers:
     Raises:
         UserError: it does not work here; says what to do.
     """
-    directory = DEFAULT_DIRECTORY if directory is None else directory
+    directory = (DEFAULT_DIRECTORY if directory is None else directory).absolute()
     _check_directory(directory)
     if os.geteuid() != 0:
         raise UserError(

@@ -11,6 +11,7 @@ the host that is full refuses the next box and takes nothing away from this one.
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import struct
 import threading
@@ -38,7 +39,7 @@ _FLAGS = ("nobarrier", "noinit_itable")
 _TRIM, _TRIM_ALL = 0xC0185879, struct.pack("<3Q", 0, 2**64 - 1, 0)
 _SHUTDOWN, _WITHOUT_WRITING = 0x8004587D, struct.pack("<I", 2)
 # The last process of a box lets go of its mounts a moment after its end was seen.
-_RELEASE_TRIES, _RELEASE_PAUSE_S = 20, 0.05
+_RELEASE_S, _PAUSE_S, _PATIENCE_S = 1.0, 0.05, 10.0
 
 
 class DiskUppers:
@@ -57,7 +58,9 @@ class DiskUppers:
         self._templates: OrderedDict[tuple[int, int], Template] = OrderedDict()
         self._makers = ThreadPoolExecutor(_NUM_MAKERS, "burnish-disks")
         self._closers = ThreadPoolExecutor(_NUM_CLOSERS, "burnish-disks-end")
+        self._making: set[Future[None]] = set()
         self._closing: set[Future[None]] = set()
+        self._settled_s = -math.inf
 
     @property
     def directory(self) -> Path:
@@ -70,7 +73,12 @@ class DiskUppers:
         Raises:
             RuntimeError: closed.
         """
-        self._makers.submit(work)
+        self._track(self._makers.submit(work), self._making)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being made or freed now."""
+        return bool(self._making or self._closing)
 
     def make(self, disk_bytes: int, num_inodes: int, owner: tuple[int, int]) -> int:
         """A detached mount whose top directory belongs to `owner`. Blocks for 10 ms.
@@ -79,16 +87,7 @@ class DiskUppers:
             OSError: ENOSPC if the disk of the host cannot hold so much; or another step.
         """
         try:
-            template = self._template(disk_bytes, num_inodes)
-            for attempt in range(_RELEASE_TRIES):
-                try:
-                    mount = self._filled(template)
-                    break
-                except OSError as error:
-                    if error.errno != errno.ENOSPC or not self._wait_for_release(attempt):
-                        raise
-            else:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            mount = self._filled(self._template(disk_bytes, num_inodes))
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -104,17 +103,6 @@ class DiskUppers:
             os.close(mount)
             raise
         return mount
-
-    def _wait_for_release(self, attempt: int) -> bool:
-        """Whether something is being freed, or was a moment ago; then after some time."""
-        with self._lock:
-            closing = list(self._closing)
-        for future in closing:
-            future.exception()
-        if attempt > 0 and not closing and attempt >= _RELEASE_TRIES // 4:
-            return False
-        time.sleep(_RELEASE_PAUSE_S)
-        return True
 
     def _template(self, disk_bytes: int, num_inodes: int) -> Template:
         key = (disk_bytes, num_inodes)
@@ -137,12 +125,32 @@ class DiskUppers:
         return os.open(self._directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
 
     def _filled(self, template: Template) -> int:
-        file = self._new_file()
-        try:
-            template.write(file)
-            return self._mounted(file)
-        finally:
-            os.close(file)
+        """A copy of an image; waits for space that is about to be free."""
+        end_s = time.monotonic() + _PATIENCE_S
+        while True:
+            file = self._new_file()
+            try:
+                template.write(file)
+                return self._mounted(file)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or time.monotonic() > end_s:
+                    raise
+            finally:
+                os.close(file)
+            if not self._something_is_freed():
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _something_is_freed(self) -> bool:
+        """Whether it is worth another try, after a moment."""
+        with self._lock:
+            closing = list(self._closing)
+            is_over = time.monotonic() - self._settled_s > _RELEASE_S
+        for future in closing:
+            future.exception()
+        if is_over and not closing:
+            return False
+        time.sleep(_PAUSE_S)
+        return True
 
     def _mounted(self, file: int) -> int:
         device, path = self._devices.attach(file)
@@ -160,19 +168,34 @@ class DiskUppers:
             mount: from `make`.
             unwanted: nobody will read what was not written out yet.
         """
-        work = partial(_let_go, mount, unwanted=unwanted)
+        self._free(partial(_let_go, mount, unwanted=unwanted))
+
+    def give_back_unused(self, folder: int) -> None:
+        """Return, elsewhere, the blocks that a finished layer does not use to the host.
+
+        Args:
+            folder: of the layer; closed afterwards.
+        """
+        self._free(partial(_trim, folder))
+
+    def _free(self, work: Callable[[], None]) -> None:
         try:
             future = self._closers.submit(work)
         except RuntimeError:
+            # We are closed, and it must be done.
             work()
-            return
-        with self._lock:
-            self._closing.add(future)
-        future.add_done_callback(self._closed)
+        else:
+            self._track(future, self._closing)
 
-    def _closed(self, future: Future[None]) -> None:
+    def _track(self, future: Future[None], among: set[Future[None]]) -> None:
+        def done(future: Future[None]) -> None:
+            with self._lock:
+                among.discard(future)
+                self._settled_s = time.monotonic()
+
         with self._lock:
-            self._closing.discard(future)
+            among.add(future)
+        future.add_done_callback(done)
 
     def close(self) -> None:
         """Wait for what is being made or freed. Disks that are in use stay."""
@@ -192,10 +215,10 @@ def _let_go(mount: int, *, unwanted: bool) -> None:
     os.close(mount)
 
 
-def give_back_unused(folder: int) -> None:
-    """Return the blocks that a finished layer does not use to the disk of the host."""
+def _trim(folder: int) -> None:
     with contextlib.suppress(OSError):
         fcntl.ioctl(folder, _TRIM, bytearray(_TRIM_ALL))
+    os.close(folder)
 
 
 def write_through(mount: int, *, on: bool) -> None:

@@ -16,7 +16,6 @@ from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.disk_uppers import (
     DiskUppers,
     check_written,
-    give_back_unused,
     write_through,
 )
 from burnish.sandbox.native.rooms import Room
@@ -127,17 +126,7 @@ class Disks:
 
     def complete(self, folder: int) -> None:
         """A layer will not grow: what it does not use is for others. Closes the descriptor."""
-
-        def work() -> None:
-            try:
-                give_back_unused(folder)
-            finally:
-                os.close(folder)
-
-        try:
-            self._uppers.submit(work)
-        except RuntimeError:
-            os.close(folder)
+        self._uppers.give_back_unused(folder)
 
     async def pace(self, box: int, limits: Limits, group: BoxGroup) -> None:
         """Let writes of a box wait for its disk where the rate would not hold otherwise.
