@@ -49,27 +49,26 @@ _FDS_OF_A_LOOP = 5
 
 
 @pytest.fixture(params=["c", "python", "c-disk"])
-def pool(request: pytest.FixtureRequest) -> Iterator[NativePool]:
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NativePool]:
     helper, _, storage = request.param.partition("-")
     config = {"max_boxes": 8, "warm_boxes": 2, "helper": helper, "storage": storage or "memory"}
     try:
-        made = NativePool(SandboxConfig.model_validate(config))
+        made = NativePool(SandboxConfig.model_validate({**config, "storage_directory": tmp_path}))
     except UserError as error:
         pytest.skip(str(error))
-    uppers = made._stations.uppers
     yield made
     asyncio.run(made.close())
-    while uppers is not None and loop_devices(uppers.directory):
+    while loop_devices(tmp_path):
         continue
 
 
 def loop_devices(folder: Path) -> list[str]:
-    """Those over files of a directory that have no name any more and belong to nobody else."""
+    """The files behind those that are over files of a directory."""
     found = []
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
             found.append(path.read_text())
-    return [name for name in found if name.startswith(f"{folder}/") and "(deleted)" in name]
+    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 def children(root: int) -> list[Process]:
