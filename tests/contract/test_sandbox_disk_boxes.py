@@ -71,15 +71,15 @@ async def sh(box: NativeBox, script: str, **limits: Any) -> ExecResult:
 
 def test_a_job_writes_many_times_its_memory(pool: NativePool) -> None:
     assert Feature.DISK_STORAGE in pool.capabilities.features
-    room, memory = 256 * MIB, 48 * MIB
-    script = "head -c 209715200 /dev/zero | tee f | md5sum; md5sum < f"
+    room, memory = 128 * MIB, 32 * MIB
+    script = "head -c 104857600 /dev/zero | tee f | md5sum; md5sum < f"
 
     async def use(box: NativeBox) -> ExecResult:
         return await sh(box, script, disk_bytes=room, memory_bytes=memory)
 
     result = in_box(pool, use)
     assert result.status is ExecStatus.OK, result
-    digest = hashlib.md5(bytes(200 * MIB), usedforsecurity=False).hexdigest()
+    digest = hashlib.md5(bytes(100 * MIB), usedforsecurity=False).hexdigest()
     assert result.stdout.decode() == f"{digest}  -\n" * 2
     assert result.usage.peak_memory_bytes is not None
     assert result.usage.peak_memory_bytes <= memory + 4 * MIB
@@ -177,26 +177,26 @@ async def small_host(folder: Path, num_bytes: int) -> AsyncIterator[tuple[Path, 
 
 def test_layers_that_are_dropped_free_the_disk(tmp_path: Path) -> None:
     async def main() -> None:
-        async with small_host(tmp_path, 600 * MIB) as (host, pool), pool.acquire() as box:
-            await sh(box, "true", disk_bytes=200 * MIB)
+        async with small_host(tmp_path, 300 * MIB) as (host, pool), pool.acquire() as box:
+            await sh(box, "true", disk_bytes=80 * MIB)
             empty = free_bytes(host)
-            write = "head -c 100000000 /dev/urandom > f"
-            assert (await sh(box, write, disk_bytes=200 * MIB)).status is ExecStatus.OK
+            write = "head -c 40000000 /dev/urandom > f"
+            assert (await sh(box, write, disk_bytes=80 * MIB)).status is ExecStatus.OK
             # What the box wrote was set aside before.
             assert empty - free_bytes(host) < 8 * MIB
             snapshot = await box.snapshot()
             await asyncio.to_thread(settle, pool)
             # A layer keeps what it uses and gives the rest back.
-            assert 100_000_000 <= empty - free_bytes(host) < 130_000_000
+            assert 40_000_000 <= empty - free_bytes(host) < 60_000_000
             await box.rollback(await box.snapshot())
             async with box.fork(1, snapshot) as (child,):
-                assert (await sh(child, "wc -c < f")).stdout == b"100000000\n"
+                assert (await sh(child, "wc -c < f")).stdout == b"40000000\n"
             pool.forget(snapshot)
-            assert (await sh(box, "wc -c < f", disk_bytes=200 * MIB)).stdout == b"100000000\n"
-        async with small_host(tmp_path, 600 * MIB) as (host, pool):
+            assert (await sh(box, "wc -c < f", disk_bytes=80 * MIB)).stdout == b"40000000\n"
+        async with small_host(tmp_path, 300 * MIB) as (host, pool):
             before = free_bytes(host)
             async with pool.acquire() as box:
-                await sh(box, write, disk_bytes=200 * MIB)
+                await sh(box, write, disk_bytes=80 * MIB)
                 pool.forget(await box.snapshot())
             await asyncio.to_thread(wait_for_room, host, before - MIB)
 
@@ -205,9 +205,9 @@ def test_layers_that_are_dropped_free_the_disk(tmp_path: Path) -> None:
 
 def test_a_full_host_refuses_boxes_and_takes_nothing_from_those_there_are(tmp_path: Path) -> None:
     async def main() -> None:
-        async with small_host(tmp_path, 500 * MIB) as (host, pool), pool.acquire() as box:
-            assert (await sh(box, "echo x > a", disk_bytes=200 * MIB)).status is ExecStatus.OK
-            more = await sh(box, "true", disk_bytes=500 * MIB)
+        async with small_host(tmp_path, 300 * MIB) as (host, pool), pool.acquire() as box:
+            assert (await sh(box, "echo x > a", disk_bytes=100 * MIB)).status is ExecStatus.OK
+            more = await sh(box, "true", disk_bytes=300 * MIB)
             assert more.status is ExecStatus.INFRA_ERROR
             assert "bytes left" in more.message
             # All that the host has left is taken by somebody else.
@@ -215,15 +215,15 @@ def test_a_full_host_refuses_boxes_and_takes_nothing_from_those_there_are(tmp_pa
             with pytest.raises(ClassifiedFailure, match="bytes left"):
                 async with pool.acquire():
                     pass
-            write = "head -c 180000000 /dev/zero | tee f | md5sum; sync; md5sum < f; cat a"
-            result = await sh(box, write, disk_bytes=200 * MIB)
+            write = "head -c 90000000 /dev/zero | tee f | md5sum; sync; md5sum < f; cat a"
+            result = await sh(box, write, disk_bytes=100 * MIB)
             assert result.status is ExecStatus.OK, result
             first, second, last = result.stdout.splitlines()
             assert first == second
             assert last == b"x"
             (host / "other").unlink()
             await box.snapshot()
-            assert (await sh(box, "cat a", disk_bytes=200 * MIB)).stdout == b"x\n"
+            assert (await sh(box, "cat a", disk_bytes=100 * MIB)).stdout == b"x\n"
 
     asyncio.run(main())
 
@@ -247,7 +247,7 @@ def test_a_disk_that_fails_is_an_infra_error_and_no_result(tmp_path: Path) -> No
 
 def test_what_was_lost_on_its_way_to_the_disk_is_no_snapshot(tmp_path: Path) -> None:
     async def main() -> None:
-        async with small_host(tmp_path, 400 * MIB) as (host, pool), pool.acquire() as box:
+        async with small_host(tmp_path, 300 * MIB) as (host, pool), pool.acquire() as box:
             await sh(box, "head -c 1000000 /dev/urandom > f")
             folder = os.open(host, os.O_RDONLY | os.O_DIRECTORY)
             shut_down(folder)
