@@ -46,7 +46,7 @@ class GroupV1:
         self._joined = False
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
-        self._slowed: dict[str, set[str]] = {}
+        self._slowed: dict[str, tuple[str, ...]] = {}
         self._limits: Limits | None = None
         memory = self._dirs.get("memory")
         self._memory = f"{memory}/memory." if memory else None
@@ -82,9 +82,8 @@ class GroupV1:
 
     def _set_rate(self, path: str, rate: int | None) -> None:
         """On all disks: the one that a box writes to is another one each time it starts anew."""
-        now = set(disks()) if rate else set()
-        before = self._slowed.get(path, set())
-        for disk in before - now:
+        now = disks() if rate else ()
+        for disk in set(self._slowed.get(path, ())) - set(now):
             self._files.try_write(path, f"{disk} 0")
         for disk in now:
             self._files.write(path, f"{disk} {rate}")

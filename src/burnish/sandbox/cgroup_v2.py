@@ -31,7 +31,7 @@ class GroupV2:
         self._names = frozenset(controllers)
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
-        self._slowed: set[str] = set()
+        self._slowed: tuple[str, ...] = ()
         self._limits: Limits | None = None
         self._keeps_peak = False
 
@@ -73,8 +73,8 @@ class GroupV2:
     def _set_rates(self, read: int | str, write: int | str) -> None:
         """On all disks: the one that a box writes to is another one each time it starts anew."""
         path = f"{self._dir}/io.max"
-        now = set() if (read, write) == ("max", "max") else set(disks())
-        for disk in self._slowed - now:
+        now = () if (read, write) == ("max", "max") else disks()
+        for disk in set(self._slowed) - set(now):
             self._files.try_write(path, f"{disk} rbps=max wbps=max")
         for disk in now:
             self._files.write(path, f"{disk} rbps={read} wbps={write}")
