@@ -112,10 +112,11 @@ def test_a_size_does_not_change_under_kept_processes(pool: NativePool) -> None:
 
 
 WRITE = """
-import time
+import os, time
 start = time.monotonic()
 with open("/work/f", "wb", buffering=0) as file:
     for _ in range(32): file.write(bytes(1 << 16))
+    os.fsync(file)
 print(time.monotonic() - start)
 """
 READ = """

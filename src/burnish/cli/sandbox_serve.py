@@ -45,25 +45,10 @@ def serve(
         audit: directory for a log of each box.
         as_json: where it listens, as one JSON object.
     """
-    from burnish.sandbox.remote.config import ServeConfig
-
     if lease < 1:
         raise UserError(f"--lease {lease:g} is below 1 s.", fix="as in --lease 60")
-    config = ServeConfig(
-        listen=listen,
-        socket=socket,
-        token_file=token_file,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        lease_s=lease,
-    )
-    boxes = _pool_config(
-        backend=backend,
-        max_boxes=max_boxes,
-        storage=storage,
-        storage_directory=storage_directory,
-        audit=audit,
-    )
+    config = _serve_config(listen, socket, token_file, (tls_cert, tls_key), lease)
+    boxes = _pool_config(backend, max_boxes, audit, storage, storage_directory)
     asyncio.run(_serve(config, boxes, as_json=as_json))
 
 
@@ -89,13 +74,42 @@ async def _serve(config: "ServeConfig", boxes: "SandboxConfig", *, as_json: bool
     await serve(pool, config, max_boxes=boxes.max_boxes, ready=ready)
 
 
-def _pool_config(**values: str | int | Path | None) -> "SandboxConfig":
+def _serve_config(
+    listen: str | None,
+    socket: Path | None,
+    token_file: Path | None,
+    tls: tuple[Path | None, Path | None],
+    lease_s: float,
+) -> "ServeConfig":
+    from burnish.sandbox.remote.config import ServeConfig
+
+    return ServeConfig(
+        listen=listen,
+        socket=socket,
+        token_file=token_file,
+        tls_cert=tls[0],
+        tls_key=tls[1],
+        lease_s=lease_s,
+    )
+
+
+def _pool_config(
+    backend: str, max_boxes: int, audit: Path | None, storage: str, directory: Path | None
+) -> "SandboxConfig":
     from pydantic import ValidationError
 
     from burnish.sandbox.config import SandboxConfig
 
     try:
-        return SandboxConfig.model_validate(values)
+        return SandboxConfig.model_validate(
+            {
+                "backend": backend,
+                "max_boxes": max_boxes,
+                "audit": audit,
+                "storage": storage,
+                "storage_directory": directory,
+            }
+        )
     except ValidationError as error:
         first = error.errors()[0]
         flag = f"--{first['loc'][0]}".replace("_", "-")
