@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from burnish.core.boxes import SandboxPool
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.limits import TooManyBoxes
 
 if TYPE_CHECKING:
     from burnish.sandbox.audit import AuditLogs
@@ -84,6 +85,8 @@ def _start(wanted: Wanted) -> SandboxPool:
     for name in PREFERRED:
         try:
             return _BACKENDS[name](wanted)
+        except TooManyBoxes:
+            raise
         except (UserError, ClassifiedFailure) as error:
             problems.append(error)
     whats = [error.what if isinstance(error, UserError) else str(error) for error in problems]

@@ -14,10 +14,10 @@ from burnish.core.boxes import Limits
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.native import disk_storage
+from burnish.sandbox.native.box_room import Room, cannot_change, room_for
 from burnish.sandbox.native.disk_storage import open_uppers
 from burnish.sandbox.native.disk_uppers import DiskUppers, is_broken
 from burnish.sandbox.native.filesystems import NO_DEVICES, flush, new_filesystem
-from burnish.sandbox.native.rooms import Room, cannot_change, room_for
 from burnish.sandbox.start import open_pool
 
 MIB = 2**20

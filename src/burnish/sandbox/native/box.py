@@ -18,6 +18,7 @@ from burnish.sandbox.files import split_path
 from burnish.sandbox.limits import check_enforced, check_limits, rlimits
 from burnish.sandbox.memory_files import anonymous, sealed
 from burnish.sandbox.native import wire
+from burnish.sandbox.native.box_room import DEFAULT_ROOM, Room, cannot_change, holds_more, room_for
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.disk_uppers import is_broken
 from burnish.sandbox.native.disks import lost
@@ -26,7 +27,6 @@ from burnish.sandbox.native.image_settings import JobUser
 from burnish.sandbox.native.init import Init, listening
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Op
-from burnish.sandbox.native.rooms import DEFAULT_ROOM, Room, cannot_change, holds_more, room_for
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.station import Station, kind_of

@@ -5,10 +5,10 @@ import os
 from pathlib import Path
 
 from burnish.core.errors import UserError
+from burnish.sandbox.native.box_room import DEFAULT_ROOM
 from burnish.sandbox.native.disk_uppers import DiskUppers
 from burnish.sandbox.native.ext4_templates import MKFS, find_mkfs
 from burnish.sandbox.native.filesystems import kind_of
-from burnish.sandbox.native.rooms import DEFAULT_ROOM
 
 DEFAULT_DIRECTORY = Path("/var/tmp")
 _IN_MEMORY = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}

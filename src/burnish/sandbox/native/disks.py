@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from burnish.core.boxes import Limits
 from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.native.box_room import Room
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.disk_uppers import (
     DiskUppers,
     check_written,
     write_through,
 )
-from burnish.sandbox.native.rooms import Room
 
 if TYPE_CHECKING:
     from burnish.core.errors import ClassifiedFailure

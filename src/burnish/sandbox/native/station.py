@@ -16,6 +16,7 @@ from burnish.sandbox.cancellation import resolve
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.native import wire
+from burnish.sandbox.native.box_room import DEFAULT_ROOM, Room
 from burnish.sandbox.native.client import Answer, Helper, failure
 from burnish.sandbox.native.disks import Disks, write_out
 from burnish.sandbox.native.gauge import Census
@@ -26,7 +27,6 @@ from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.layer_files import LayerFiles
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Flag, Op
-from burnish.sandbox.native.rooms import DEFAULT_ROOM, Room
 from burnish.sandbox.native.templates import Template, host_pid
 from burnish.sandbox.state.layers import LayerTable
 

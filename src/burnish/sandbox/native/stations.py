@@ -18,6 +18,7 @@ from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import of_this_process
 from burnish.sandbox.native.image_settings import check_workdir, job_user, refusal_of
 from burnish.sandbox.native.launch import hello_for, helper_command
+from burnish.sandbox.native.room import make_room
 from burnish.sandbox.native.station import Station
 from burnish.sandbox.native.templates import Template, template_command, template_problem
 from burnish.sandbox.seccomp import build_filter
@@ -49,7 +50,6 @@ class Stations:
         config: SandboxConfig,
         *,
         images: Images | None,
-        keep_open: bool,
         on_lost: Callable[[], None],
         on_gone: Callable[[Station], None],
     ) -> None:
@@ -60,7 +60,6 @@ class Stations:
             config: of the pool.
             images: where images come from. A name that is given to another image means that one
                 from the next box on; who uses the old one keeps it.
-            keep_open: see `Groups`.
             on_lost: called when a helper has ended by itself.
             on_gone: called when a station makes no boxes any more, whyever.
 
@@ -80,11 +79,14 @@ class Stations:
         self._command = helper_command(config.helper)
         self.ids = of_this_process()
         self.controllers = _controllers(pool_id) if config.control_groups else None
-        self._groups = (
-            Groups(self.controllers, keep_open=keep_open) if self.controllers is not None else None
-        )
+        self._groups: Groups | None = None
         self.uppers = open_uppers(config.storage_directory) if config.storage == "disk" else None
         try:
+            keep_open = make_room(
+                config.max_boxes + config.warm_boxes, self.controllers, on_disk=bool(self.uppers)
+            )
+            if self.controllers is not None:
+                self._groups = Groups(self.controllers, keep_open=keep_open)
             self._host = self._open(None)
         except BaseException:
             self.close()
@@ -189,6 +191,8 @@ class Stations:
             self._end(station)
         if self._groups is not None:
             self._groups.close()
+        elif self.controllers is not None:
+            self.controllers.close()
         if self.uppers is not None:
             self.uppers.close()
 

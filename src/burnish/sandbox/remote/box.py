@@ -161,9 +161,17 @@ class RemoteStatefulBox(RemoteBox):
             await asyncio.gather(*(self._pool.release(info.id) for info in made))
 
     async def fork_boxes(self, count: int, snapshot_id: str | None = None) -> tuple[m.BoxInfo, ...]:
-        """Boxes that start alike and live as long as this one might."""
+        """Boxes that start alike and live as long as this one might.
+
+        Raises:
+            ValueError: the server has not so many.
+            RemoteFailure: of kind BUSY: not so many were free in the time that the pool waits.
+        """
+        most = self._pool.max_boxes
+        if not 1 <= count <= most:
+            raise ValueError(f"asked for {count} boxes at once: 1 to {most} can be had")
         request = m.Fork(count=count, snapshot=snapshot_id)
-        return (await self._job("fork", request, m.Boxes)).boxes
+        return (await self._pool.claim(f"{self._path}/fork", request, m.Boxes)).boxes
 
     async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
         """See `StatefulSandbox.export_tar`; `destination` is whole or untouched.

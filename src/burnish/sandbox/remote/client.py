@@ -17,6 +17,7 @@ from burnish.core.boxes import (
     Sandbox,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.records import Record
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
@@ -27,6 +28,7 @@ from burnish.sandbox.remote.wire import Wire
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 _BEATS_PER_LEASE = 4
 
@@ -121,19 +123,29 @@ class RemotePool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         request = m.CreateBox(image=image, policy=policy, detached=detached)
+        return await self.claim("/v1/boxes", request, m.BoxInfo, wait_s)
+
+    async def claim(
+        self, path: str, request: Record, kind: type[R], wait_s: float | None = None
+    ) -> R:
+        """Ask for boxes; `wait_s` as in `create`. None in time: there are none.
+
+        Raises:
+            RemoteFailure: of kind BUSY: not enough were free in time.
+        """
         limit_s = self._timeout_s if wait_s is None else wait_s
 
-        async def work() -> m.BoxInfo:
+        async def work() -> R:
             self._beat()
             deadline_s = None if limit_s is None else time.monotonic() + limit_s
-            return await self._wire.job("/v1/boxes", request, m.BoxInfo, deadline_s)
+            return await self._wire.job(path, request, kind, deadline_s)
 
         try:
             return await self.run(work)
         except RemoteFailure as error:
             if error.kind is not ProblemKind.BUSY or limit_s is None:
                 raise
-            what = f"all {self.max_boxes} boxes are in use: none was free in {limit_s:g} s"
+            what = f"all {self.max_boxes} boxes are in use: not enough were free in {limit_s:g} s"
             raise RemoteFailure(ProblemKind.BUSY, self.url, what) from error
 
     def attach(self, box_id: str) -> RemoteBox:
