@@ -212,7 +212,7 @@ def test_thousands_of_cycles_with_random_kills_leave_nothing(pool: NativePool) -
 def test_many_boxes_need_no_more_files_than_is_checked_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("burnish.sandbox.native.stations.make_room", lambda *_: False)
+    monkeypatch.setattr("burnish.sandbox.native.stations.make_room", lambda *_, on_disk: False)
     count = 12
     pool = NativePool(SandboxConfig(max_boxes=count, warm_boxes=0))
 
