@@ -118,7 +118,7 @@ def _number(limit: int) -> int:
     return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
 
-def _files_per_box(controllers: Controllers | None, on_disk: bool) -> int:
+def _files_per_box(controllers: Controllers | None, on_disk: bool = False) -> int:
     """Also a pidfd where processes cannot be found again, a peak of version 2, a disk's mount."""
     with_peak = controllers is not None and controllers.version == 2
     return _FILES_PER_BOX + with_peak + (not found_again()) + on_disk
