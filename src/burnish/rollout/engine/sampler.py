@@ -7,12 +7,16 @@ cumulative distribution, so no random field of vocabulary size is needed.
 Shapes: N rows (one per request), V vocabulary, K kept candidates of a nucleus.
 """
 
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from burnish.model.kernels import draw as kernel
+from burnish.model.kernels.draw import can_draw
 
 # The cumulative sum goes over blocks first, then inside one block: two short scans instead of one
 # over the whole vocabulary (49k entries).
@@ -60,6 +64,19 @@ def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     Raises:
         FloatingPointError: if a row has no finite maximum; the weights are broken.
     """
+    if not can_draw(logits_NV):
+        return _sample_in_torch(logits_NV, draws)
+    # Row by row the same way whatever the others ask for: a batch must not change a row's bits.
+    sampled = _draw_native(logits_NV, draws)
+    cut = [i for i, d in enumerate(draws) if d.top_p < 1.0 and d.temperature > 0.0]
+    if cut:
+        part = _sample_in_torch(logits_NV[torch.tensor(cut)], [draws[i] for i in cut])
+        for i, token, logprob in zip(cut, part.tokens, part.logprobs, strict=True):
+            sampled.tokens[i], sampled.logprobs[i] = token, logprob
+    return sampled
+
+
+def _sample_in_torch(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     temperature_N = torch.tensor([d.temperature or 1.0 for d in draws])
     scaled_NV = logits_NV
     if any(d.temperature not in (0.0, 1.0) for d in draws):
@@ -80,6 +97,16 @@ def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
         if draw.top_p < 1.0 and draw.temperature > 0.0:
             tokens_N[row], logprobs_N[row] = _nucleus(weight_NV[row], total_N[row], draw)
     return Sampled(tokens_N.tolist(), logprobs_N.tolist())
+
+
+def _draw_native(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
+    uniforms = [-1.0 if d.temperature == 0.0 else d.uniform for d in draws]
+    temperature_N = torch.tensor([d.temperature or 1.0 for d in draws])
+    drawn = kernel.draw(logits_NV, temperature_N, torch.tensor(uniforms, dtype=torch.float64))
+    logprobs = drawn.logprobs_N.tolist()
+    if not all(map(math.isfinite, logprobs)):
+        raise FloatingPointError("logits are not finite: the served weights are broken")
+    return Sampled(drawn.tokens_N.tolist(), logprobs)
 
 
 def _block_sums(weight_NV: Tensor) -> tuple[Tensor, Tensor]:

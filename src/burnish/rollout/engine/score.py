@@ -10,8 +10,10 @@ Shapes: T tokens, V vocabulary.
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
 from burnish.model.decoder import Decoder
+from burnish.model.kernels.draw import can_draw, given_logprobs
 from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
 from burnish.rollout.engine.weights import ServedModel
 
@@ -38,9 +40,16 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
         for start in range(0, len(token_ids) - 1, _HEAD_ROWS):
             end = min(start + _HEAD_ROWS, len(token_ids) - 1)
             logits_NV = model.logits(hidden_TE[start:end])
-            chosen = logits_NV.gather(1, ids_T[start + 1 : end + 1, None])[:, 0]
-            logprobs += (chosen.double() - logits_NV.double().logsumexp(-1)).tolist()
+            logprobs += given(logits_NV, ids_T[start + 1 : end + 1]).tolist()
     return tuple(logprobs)
+
+
+def given(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
+    """Log-prob of one token per row at temperature 1, fp64."""
+    if can_draw(logits_NV):
+        return given_logprobs(logits_NV, ids_N, torch.ones(len(ids_N)))
+    chosen = logits_NV.gather(1, ids_N[:, None])[:, 0]
+    return chosen.double() - logits_NV.double().logsumexp(-1)
 
 
 def reference_score(
