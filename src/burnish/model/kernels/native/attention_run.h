@@ -1,5 +1,6 @@
 /* The exported functions: cutting a step into tasks and sharing them among threads. */
 #pragma once
+#include <omp.h>
 #include <stdlib.h>
 
 #include "attention_rows.h"
@@ -61,22 +62,17 @@ static int64_t plan_tasks(const page_store *store, const query_batch *batch,
 
 INLINE int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/* Cut `memory` into a thread's space; returns its size, with NULL only that. */
+/* Cut `memory` into a thread's space; returns its size. */
 static int64_t lay_out(char *memory, const page_store *store, int64_t rows, row_space *space) {
-    int64_t width = store->width, at = 0;
-    int64_t sizes[] = {rows * width * 4, rows * 4, rows * LANES * 4, rows * width * 4,
-                       rows * 4,         rows * LANES * 4, rows * width * 4,
-                       is_narrow(store->kind) ? 2 * BLOCK_KEYS * width * 2 : 0};
-    char *places[8];
-    for (int i = 0; i < 8; i++) {
-        places[i] = memory + at;
-        at += aligned(sizes[i]);
-    }
-    if (memory)
-        *space = (row_space){(uint32_t *)places[0], (float *)places[1], (float *)places[2],
-                             (float *)places[3],    (float *)places[4], (float *)places[5],
-                             (float *)places[6],    (bf16 *)places[7]};
-    return at;
+    int64_t row = rows * 4, lanes = rows * LANES * 4, wide = rows * store->width * 4;
+    int64_t copies = is_narrow(store->kind) ? 2 * BLOCK_KEYS * store->width * 2 : 0;
+    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, copies}, at[9] = {0};
+    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + aligned(sizes[i]);
+    *space = (row_space){(uint32_t *)(memory + at[0]), (float *)(memory + at[1]),
+                         (float *)(memory + at[2]),    (float *)(memory + at[3]),
+                         (float *)(memory + at[4]),    (float *)(memory + at[5]),
+                         (float *)(memory + at[6]),    (bf16 *)(memory + at[7])};
+    return at[8];
 }
 
 /* `partials` holds, per row, LANES sums, `width` numbers and the top. */
@@ -128,16 +124,12 @@ static void merge_parts(const row_task *t, const float *partials, const row_spac
 static void run_tasks(const row_task *tasks, int64_t num, float *partials, char *spaces,
                       int64_t space_bytes, int64_t rows, int wide, int num_threads) {
     const page_store *store = tasks->store;
-    int64_t next = 0, next_space = 0;
+    int64_t next = 0;
 #pragma omp parallel num_threads(num_threads)
     {
         row_space w;
-        /* A thread takes the next task when it is free. Its space is that of the first task that it
-           takes: no two are equal, and there are no more threads than spaces. */
-        int64_t mine, place;
-#pragma omp critical(attention_space)
-        place = next_space++;
-        lay_out(spaces + place * space_bytes, store, rows, &w);
+        int64_t mine;
+        lay_out(spaces + omp_get_thread_num() * space_bytes, store, rows, &w);
         for (;;) {
 #pragma omp atomic capture
             mine = next++;
@@ -165,7 +157,8 @@ int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
     for (int64_t i = 0; i < num_spans; i++) most = spans[i].count > most ? spans[i].count : most;
     if (most > tokens_of_task(group)) most = tokens_of_task(group);
     rows = most * group;
-    int64_t space = lay_out(NULL, store, rows, NULL);
+    row_space unused;
+    int64_t space = lay_out(NULL, store, rows, &unused);
     int64_t partial_bytes = aligned(num_partial * partial_floats(store) * 4);
     row_task *tasks = malloc(sizeof(row_task) * (size_t)num);
     char *memory = aligned_alloc(64, (size_t)(space * num_threads + partial_bytes));

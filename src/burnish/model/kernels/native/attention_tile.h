@@ -3,6 +3,8 @@
    Each lane is one chain of multiply-adds over its own row's numbers in order. The number of rows
    and vectors that are computed together changes nothing about a chain. */
 #pragma once
+#include <string.h>
+
 #include "attention.h"
 
 #define INLINE static inline __attribute__((always_inline))
