@@ -103,6 +103,9 @@ class EngineSection(Config):
     """Sequences decoded together."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and cache."""
+    exact: bool = False
+    """Tokens and log-probs have the same bits in any batch, chunking and state of the cache; with
+    `train.exact`, the trainer's log-probs have them too. Needs bfloat16 and the native kernels."""
     canary_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Allowed difference between engine and trainer on the probe, nats; 0 demands equal bits."""
 

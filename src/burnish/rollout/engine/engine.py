@@ -19,7 +19,8 @@ from burnish.core.records import GenerateRequest, Generation
 from burnish.core.vocabulary import StopReason
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine import score as scoring
-from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
+from burnish.rollout.engine.cache_attention import Span
+from burnish.rollout.engine.native_attention import attend_for, make_cache
 from burnish.rollout.engine.pages import Match, PagePool
 from burnish.rollout.engine.plan import Chunk, Load, may_admit, plan_step
 from burnish.rollout.engine.sampler import Draw, sample, seed_key, uniform
@@ -38,6 +39,8 @@ class CoreLimits(NamedTuple):
     """Most sequences in one step."""
     budget_tokens: int = 1024
     """Most tokens in one step."""
+    exact: bool = False
+    """Tokens and log-probs depend on nothing but the request and the weights."""
 
 
 class CoreCounters(NamedTuple):
@@ -70,12 +73,13 @@ class EngineCore:
         """Copy the weights and lay out the cache.
 
         Raises:
-            UserError: if the weights do not fit the configuration.
+            UserError: if the weights do not fit the configuration, or `limits` asks to be exact and
+                this machine cannot be.
         """
         self.config, self.limits = config, limits or CoreLimits()
         self.weight_version = version
-        self._model = ServedModel(config, state, dtype)
-        self._cache = PagedCache(config, self.limits.num_pages, self.limits.page_size, dtype)
+        self._model = ServedModel(config, state, dtype, exact=self.limits.exact)
+        self._cache = make_cache(config, self.limits.num_pages, self.limits.page_size, dtype)
         self._pool = PagePool(self.limits.num_pages, self.limits.page_size)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -309,7 +313,7 @@ class EngineCore:
         )
         positions_T = torch.tensor([p for span in spans for p in range(span.start, span.end)])
         num_singles = sum(n == 1 for _, n in work)
-        attend = CachedAttend(self._cache, spans, num_singles)
+        attend = attend_for(self._cache, spans, num_singles)
         hidden_TE = self._model.hidden(ids_T, positions_T, attend)
         if num_singles == len(work):
             return hidden_TE

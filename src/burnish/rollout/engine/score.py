@@ -14,7 +14,8 @@ from torch import Tensor
 
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.draw import can_draw, given_logprobs
-from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
+from burnish.rollout.engine.cache_attention import Span
+from burnish.rollout.engine.native_attention import attend_for, make_cache
 from burnish.rollout.engine.weights import ServedModel
 
 # The head's output for this many tokens at a time: 64 x 49152 fp32 are 12 MB.
@@ -29,13 +30,11 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
     if not token_ids:
         return ()
     num_pages = -(-len(token_ids) // page_size)
-    cache = PagedCache(model.config, num_pages, page_size, model.dtype)
+    cache = make_cache(model.config, num_pages, page_size, model.dtype)
     span = Span(range(num_pages), 0, len(token_ids))
     with torch.inference_mode():
         ids_T = torch.tensor(token_ids)
-        hidden_TE = model.hidden(
-            ids_T, torch.arange(len(token_ids)), CachedAttend(cache, [span], 0)
-        )
+        hidden_TE = model.hidden(ids_T, torch.arange(len(token_ids)), attend_for(cache, [span], 0))
         logprobs = [0.0]
         for start in range(0, len(token_ids) - 1, _HEAD_ROWS):
             end = min(start + _HEAD_ROWS, len(token_ids) - 1)

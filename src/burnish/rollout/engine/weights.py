@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from burnish.core.errors import UserError
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Attend, Decoder, inverse_frequencies
-from burnish.model.kernels.build import INSTALL_FIX
+from burnish.model.kernels.exact import refuse_inexact
 from burnish.model.kernels.library import kernels
 from burnish.model.kernels.matrix import all_finite
 from burnish.model.kernels.native_decoder import NativeDecoder, native_problem
@@ -120,22 +120,6 @@ class ServedModel:
         assert self._head is not None
         logits: Tensor = self._head(hidden_NE.float())
         return logits
-
-
-def refuse_inexact(config: ModelConfig, dtype: torch.dtype) -> None:
-    """Refuse exact mode where PyTorch's operators would have to do the work: their bits vary.
-
-    Raises:
-        UserError: naming what is missing.
-    """
-    if dtype is not torch.bfloat16:
-        raise UserError(
-            f"exact mode computes in bfloat16, not in {dtype}.",
-            fix="set engine.dtype and train.dtype to bfloat16, or engine.exact to false.",
-        )
-    problem = native_problem(config)
-    if problem is not None:
-        raise UserError(f"exact mode needs the native kernels: {problem}.", fix=INSTALL_FIX)
 
 
 def is_finite(tensor: Tensor) -> bool:
