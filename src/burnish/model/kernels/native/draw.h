@@ -72,12 +72,13 @@ static int64_t first_largest(const struct row *r) {
 /* The token where the cumulative weight first exceeds uniform * total; never one of weight zero. */
 static int64_t find(const struct row *r, double uniform) {
     int64_t count = (r->width + BLOCK - 1) / BLOCK, at = 0;
-    double target = uniform * r->total, before = 0.0;
+    double target = uniform * r->total, before = 0.0, seen = 0.0;
     for (int64_t b = 0; b < count; b++) {
         if (r->shares[b] == 0.0) continue;
         at = b;
-        if (before + r->shares[b] > target) break;
-        before += r->shares[b];
+        before = seen;
+        seen += r->shares[b];
+        if (seen > target) break;
     }
     int64_t start = at * BLOCK, end = start + BLOCK < r->width ? start + BLOCK : r->width;
     float weights[BLOCK];
