@@ -126,7 +126,10 @@ async def open_session(
 
 
 def _limits(config: RunConfig) -> CoreLimits:
-    return CoreLimits(num_pages=config.engine.num_pages, max_running=config.engine.max_running)
+    engine = config.engine
+    return CoreLimits(
+        num_pages=engine.num_pages, max_running=engine.max_running, kv_dtype=engine.kv_dtype
+    )
 
 
 def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> EngineWorker:

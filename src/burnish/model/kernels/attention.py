@@ -96,8 +96,13 @@ class PagedLayer:
     """Keys and values of one layer."""
 
     def __init__(self, shape: PageShape, num_pages: int, *, with_bounds: bool = False) -> None:
-        """Zero-filled, so untouched pages cost no memory; `with_bounds` keeps least and greatest
-        key of every page."""
+        """Zero-filled, so untouched pages cost no memory.
+
+        Args:
+            shape: of every page.
+            num_pages: pages in all.
+            with_bounds: keep the least and greatest key of every page, for `bound`.
+        """
         self.shape = shape
         self.data = _zeros(num_pages, shape.num_heads * shape.bytes_per_head)
         self.bounds: Tensor | None = None
