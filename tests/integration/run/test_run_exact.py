@@ -1,6 +1,6 @@
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -18,7 +18,7 @@ def test_on_policy_the_ratio_of_an_exact_run_is_one_and_nothing_else(
 ) -> None:
     loaded = load_model(str(tiny_model))
     torch.manual_seed(0)
-    model = Decoder(replace(loaded.config, head_dim=16))
+    model = Decoder(msgspec.structs.replace(loaded.config, head_dim=16))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -8,6 +8,7 @@ import torch
 
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, Generation, TrainSequence
+from burnish.core.vocabulary import KvDtype
 from burnish.model.decoder import Decoder
 from burnish.model.kernels import library
 from burnish.model.kernels.library import Isa, kernels
@@ -156,6 +157,13 @@ def test_the_canary_of_an_exact_engine_is_bit_equal_and_that_of_the_sampled_log_
     tokens = (*PROMPT, *reply.token_ids)
     assert core.score(tokens) == reference_score(decoder, tokens, torch.bfloat16)
     assert core.score(tokens)[len(PROMPT) :] == tuple(reply.logprobs)
+
+
+@needs_kernels
+def test_quantised_keys_are_refused_as_the_trainer_has_none(decoder: Decoder) -> None:
+    limits = CoreLimits(exact=True, kv_dtype=KvDtype.INT8)
+    with pytest.raises(UserError, match="int8"):
+        EngineCore(decoder.config, decoder.state_dict(), limits=limits)
 
 
 def test_what_cannot_be_exact_is_refused_with_the_fix(make_decoder: Callable[..., Decoder]) -> None:

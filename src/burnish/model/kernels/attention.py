@@ -8,7 +8,9 @@ the library the engine keeps its keys in another layout (`rollout/engine/cache/g
 Shapes: T tokens, H query heads, K key/value heads, D head width, P pages, S page size.
 """
 
+import contextlib
 import ctypes
+import mmap
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -94,10 +96,15 @@ class PagedLayer:
     """Keys and values of one layer."""
 
     def __init__(self, shape: PageShape, num_pages: int, *, with_bounds: bool = False) -> None:
-        """Zero-filled, so untouched pages cost no memory; `with_bounds` keeps least and greatest
-        key of every page."""
+        """Zero-filled, so untouched pages cost no memory.
+
+        Args:
+            shape: of every page.
+            num_pages: pages in all.
+            with_bounds: keep the least and greatest key of every page, for `bound`.
+        """
         self.shape = shape
-        self.data = torch.zeros(num_pages, shape.num_heads * shape.bytes_per_head, dtype=torch.uint8)
+        self.data = _zeros(num_pages, shape.num_heads * shape.bytes_per_head)
         self.bounds: Tensor | None = None
         if with_bounds:
             size = (num_pages, shape.num_heads, 2, shape.width)
@@ -244,6 +251,21 @@ def attend_packed(
         (first_N, lengths_N, zero_N, page_N, zero_N + (window or 0), zero_N + sinks), dim=1
     )
     return layer.attend(q_THD, SpanTable(spans, torch.arange(num_pages, dtype=torch.int32)))
+
+
+def _zeros(num_pages: int, page_bytes: int) -> Tensor:
+    """Memory that is taken as it is touched, in huge pages where the system has them.
+
+    Pages of a sequence lie anywhere, so with small ones most reads would miss the table of
+    addresses: measured 1.2-1.5 times slower.
+    """
+    memory = mmap.mmap(-1, max(1, num_pages * page_bytes))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # A kernel without huge pages refuses; then small ones it is.
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_pages * page_bytes)
+    return flat.view(num_pages, page_bytes)
 
 
 def _rows(x_TKD: Tensor) -> Tensor:

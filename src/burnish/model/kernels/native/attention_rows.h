@@ -27,6 +27,8 @@ typedef struct {
     int64_t first[BLOCK_UNITS];
     const char *keys[BLOCK_UNITS * UNIT_VECS];
     const char *values[BLOCK_UNITS];
+    /* From these keys and values to those of the next block, 0 if there is none. */
+    int64_t ahead[BLOCK_UNITS * UNIT_VECS], value_ahead[BLOCK_UNITS];
     /* One-byte pages: widened copies and their scales. */
     int scaled;
     float key_scales[BLOCK_KEYS], value_scales[BLOCK_KEYS];
@@ -91,9 +93,16 @@ INLINE void take_block(const row_task *t, int64_t start, bf16 *wide, key_block *
             }
             keys = (const char *)to, values = (const char *)(to + UNIT_KEYS * s->width);
         }
-        for (int v = 0; v < UNIT_VECS; v++)
+        int64_t further = 0, next = key + BLOCK_KEYS;
+        if (!block->scaled && next <= last && t->table[next / s->page_keys] >= 0)
+            further = head_of(s, t->table[next / s->page_keys], t->head) +
+                      next % s->page_keys / UNIT_KEYS * unit_bytes(s) - keys;
+        for (int v = 0; v < UNIT_VECS; v++) {
             block->keys[u * UNIT_VECS + v] = keys + v * LANES * 4;
+            block->ahead[u * UNIT_VECS + v] = further;
+        }
         block->values[u] = values;
+        block->value_ahead[u] = further;
     }
 }
 
@@ -152,7 +161,7 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
     for (int v = 0; v < units * UNIT_VECS; v += TILE_VECS) {
         int left = units * UNIT_VECS - v;
         score_rows(count, left < TILE_VECS ? left : TILE_VECS, t->words, queries, t->words,
-                   block->keys + v, scores + v * LANES, wide);
+                   block->keys + v, block->ahead + v, scores + v * LANES, wide);
     }
     for (int r = 0; r < count; r++)
         fade[r] = weigh(t, block, units, position_of(t, row + r), scores + r * BLOCK_KEYS,
@@ -166,7 +175,7 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
         for (int u = 0; u < units; u++) values[u] = block->values[u] + column * 4;
         int64_t left = (width - column) / LANES;
         mix_rows(count, left < TILE_VECS ? (int)left : TILE_VECS, steps, weights, values,
-                 width * 4, fade, w->accs + row * width + column, width, wide);
+                 block->value_ahead, width * 4, fade, w->accs + row * width + column, width, wide);
     }
 }
 

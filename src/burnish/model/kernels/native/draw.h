@@ -12,20 +12,24 @@ struct block {
     float largest, sum;
 };
 
+/* The difference first: no temperature, tiny or huge, can overflow what has any weight. */
+static inline vec weights_of(vec logits, vec about, vec temperature) {
+    return v_exp(v_div(v_sub(logits, about), temperature));
+}
+
 static struct block sum_block(const float *logits, int64_t n, vec temperature) {
-    vec scaled[BLOCK / LANES], largest = v_set(-INFINITY), sum = v_zero();
+    vec all[BLOCK / LANES], largest = v_set(-INFINITY), sum = v_zero();
     int64_t count = (n + LANES - 1) / LANES;
     for (int64_t i = 0; i < count; i++) {
         int64_t left = n - i * LANES;
-        vec x = left >= LANES ? v_load(logits + i * LANES)
-                              : v_load_n(logits + i * LANES, left, -INFINITY);
-        scaled[i] = v_div(x, temperature);
-        largest = v_max(largest, scaled[i]);
+        all[i] = left >= LANES ? v_load(logits + i * LANES)
+                               : v_load_n(logits + i * LANES, left, -INFINITY);
+        largest = v_max(largest, all[i]);
     }
     struct block found = {v_largest(largest), 0.0f};
     /* Minus infinity about itself would be NaN. */
     vec about = v_set(found.largest == -INFINITY ? 0.0f : found.largest);
-    for (int64_t i = 0; i < count; i++) sum = v_add(sum, v_exp(v_sub(scaled[i], about)));
+    for (int64_t i = 0; i < count; i++) sum = v_add(sum, weights_of(all[i], about, temperature));
     found.sum = v_sum(sum);
     return found;
 }
@@ -40,6 +44,10 @@ struct row {
     double total;
 };
 
+static double block_scale(const struct row *r, int64_t b) {
+    return exp(((double)r->blocks[b].largest - r->largest) / r->temperature);
+}
+
 static void sum_row(struct row *r) {
     int64_t count = (r->width + BLOCK - 1) / BLOCK;
     vec temperature = v_set(r->temperature);
@@ -51,21 +59,20 @@ static void sum_row(struct row *r) {
     }
     r->total = 0.0;
     for (int64_t b = 0; b < count; b++) {
-        r->shares[b] = r->blocks[b].sum * exp((double)r->blocks[b].largest - r->largest);
+        r->shares[b] = r->blocks[b].sum * block_scale(r, b);
         r->total += r->shares[b];
     }
 }
 
 static double logprob_of(const struct row *r, int64_t token) {
-    double scaled = (double)(r->logits[token] / r->temperature);
-    return scaled - r->largest - log(r->total);
+    return ((double)r->logits[token] - r->largest) / r->temperature - log(r->total);
 }
 
 static int64_t first_largest(const struct row *r) {
     for (int64_t b = 0;; b++) {
         if (r->blocks[b].largest != r->largest) continue;
         for (int64_t i = b * BLOCK;; i++)
-            if (r->logits[i] / r->temperature == r->largest) return i;
+            if (r->logits[i] == r->largest) return i;
     }
 }
 
@@ -85,10 +92,10 @@ static int64_t find(const struct row *r, double uniform) {
     vec about = v_set(r->blocks[at].largest), temperature = v_set(r->temperature);
     for (int64_t i = start; i < end; i += LANES) {
         int64_t n = end - i < LANES ? end - i : LANES;
-        vec x = v_div(v_load_n(r->logits + i, n, -INFINITY), temperature);
-        v_store(weights + (i - start), v_exp(v_sub(x, about)));
+        vec logits = v_load_n(r->logits + i, n, -INFINITY);
+        v_store(weights + (i - start), weights_of(logits, about, temperature));
     }
-    double scale = exp((double)r->blocks[at].largest - r->largest), sum = before;
+    double scale = block_scale(r, at), sum = before;
     int64_t token = start;
     for (int64_t i = start; i < end; i++) {
         if (weights[i - start] == 0.0f) continue;
