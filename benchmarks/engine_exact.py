@@ -83,13 +83,13 @@ def row(name: str, value: float, unit: str, peer: str, peer_value: float, **more
 
 def exact_rows(loaded: Any, state: dict[str, Any], args: argparse.Namespace) -> list[Row]:
     rows = []
-    new = 8 if args.quick else 24
+    new = 6 if args.quick else 24
     cores = [
         EngineCore(loaded.config, state, limits=CoreLimits(exact=exact)) for exact in (False, True)
     ]
     with library.restricted(Isa.TORCH):
         plain = EngineCore(loaded.config, state)
-    for batch in (1, 16, 64):
+    for batch in (1, 16) if args.quick else (1, 16, 64):
         asked = requests(batch, new)
 
         def slow(asked: list[GenerateRequest] = asked) -> float:
@@ -114,11 +114,11 @@ def exact_rows(loaded: Any, state: dict[str, Any], args: argparse.Namespace) -> 
             row(f"kernels/b{batch}", tokens / fast_s, "tokens/s", "PyTorch", tokens / torch_s)
             | {"n": args.rounds}
         )
-    return [*rows, *bit_rows(loaded, cores[1], new)]
+    return [*rows, *bit_rows(loaded, cores[1], 16 if args.quick else 64, new)]
 
 
-def bit_rows(loaded: Any, core: EngineCore, new: int) -> list[Row]:
-    asked = requests(64, new)
+def bit_rows(loaded: Any, core: EngineCore, number: int, new: int) -> list[Row]:
+    asked = requests(number, new)
     together = run(core, asked)[1]
     alone = run(core, asked[:1])[1]["0"]
     same = alone.logprobs == together["0"].logprobs and alone.token_ids == together["0"].token_ids
@@ -148,10 +148,10 @@ def as_sequence(request: GenerateRequest, reply: Generation) -> TrainSequence:
     )
 
 
-def train_row(loaded: Any, core_replies: int, args: argparse.Namespace) -> Row:
+def train_row(loaded: Any, number: int, args: argparse.Namespace) -> Row:
     generator = torch.Generator().manual_seed(0)
     length = 64 if args.quick else 128
-    ids = torch.randint(1000, 40_000, (core_replies, length), generator=generator).tolist()
+    ids = torch.randint(1000, 40_000, (number, length), generator=generator).tolist()
     sequences = [
         TrainSequence(
             token_ids=tuple(tokens),
@@ -170,7 +170,7 @@ def train_row(loaded: Any, core_replies: int, args: argparse.Namespace) -> Row:
     plain_s, exact_s = interleaved(
         args.rounds, *(lambda t=trainer: t.step(sequences).seconds for trainer in trainers)
     )
-    tokens = core_replies * length
+    tokens = number * length
     return row("train exact", tokens / exact_s, "tokens/s", "plain forward", tokens / plain_s) | {
         "n": args.rounds
     }
@@ -205,7 +205,7 @@ def main() -> None:
     state = {name: t.to(torch.bfloat16) for name, t in loaded.decoder.state_dict().items()}
     rows = exact_rows(loaded, state, args)
     rows.append(swap_row(loaded, state, args))
-    rows.append(train_row(loaded, 4 if args.quick else 16, args))
+    rows.append(train_row(loaded, 2 if args.quick else 16, args))
     for each in rows:
         ratio = "" if each["ratio"] is None else f"{each['ratio']:.2f}"
         verdict = {True: "ok", False: "MISSED", None: ""}[each["ok"]]
