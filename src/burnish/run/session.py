@@ -126,7 +126,14 @@ async def open_session(
 
 
 def _limits(config: RunConfig) -> CoreLimits:
-    return CoreLimits(num_pages=config.engine.num_pages, max_running=config.engine.max_running)
+    section = config.engine
+    return CoreLimits(
+        num_pages=section.num_pages,
+        max_running=section.max_running,
+        budget_tokens=section.budget_tokens,
+        ageing_steps=section.ageing_steps,
+        swap_bytes=section.swap_mb << 20,
+    )
 
 
 def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> EngineWorker:
@@ -137,6 +144,8 @@ def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> 
         limits=_limits(config),
         num_threads=config.engine.num_threads,
         barrier=barrier,
+        max_outstanding=config.engine.max_outstanding,
+        decode=loaded.tokenizer.decode,
     )
 
 
@@ -153,6 +162,7 @@ def _publisher(
         probe_ids=probe(loaded),
         tolerance=config.engine.canary_tolerance,
         clock=clock,
+        inflight=config.engine.inflight,
     )
 
 
