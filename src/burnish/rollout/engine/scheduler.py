@@ -104,29 +104,29 @@ class Scheduler:
             head = self.waiting.head()
             if head is None or len(self.running) >= self.limits.max_running:
                 return
+            match = None
             if head.saved is None:
                 match = self.memory.match(head)
                 leader = self._leader(head, match, reading)
                 if leader is not None:
                     self.waiting.park(head, leader, self._target(head, leader, match))
                     continue
-            if not self._enter(head):
+            if not self._enter(head, match):
                 if self.running or not self._relieve(head):
                     return
                 continue
             budget -= head.num_pending
             _note_reading(reading, head)
 
-    def _enter(self, sequence: Sequence) -> bool:
-        """Start a waiting sequence if there are pages for it."""
+    def _enter(self, sequence: Sequence, match: Match | None) -> bool:
+        """Start a waiting sequence if there are pages for it; without a match, from host memory."""
         memory, num_running = self.memory, len(self.running)
-        if sequence.saved is not None:
+        if match is None:
             if not memory.may_restore(sequence, num_running):
                 return False
             self.waiting.remove(sequence)
             memory.restore(sequence)
         else:
-            match = memory.match(sequence)
             if not memory.fits(sequence, match, num_running):
                 # The page being copied may be the very one that is missing.
                 match = match.without_tail()
