@@ -96,7 +96,9 @@ class Scheduler:
             return
         if not self.running:
             self.memory.renew_pins()
-        budget = self.limits.budget_tokens - sum(s.num_pending for s in self.running)
+        # One prompt takes half of the budget at most, so that it keeps nobody else from starting.
+        most = max(1, self.limits.budget_tokens // 2)
+        budget = self.limits.budget_tokens - sum(min(s.num_pending, most) for s in self.running)
         reading: dict[Node, list[Sequence]] = {}
         for sequence in self.running:
             _note_reading(reading, sequence)
@@ -115,7 +117,7 @@ class Scheduler:
                 if self.running or not self._relieve(head):
                     return
                 continue
-            budget -= head.num_pending
+            budget -= min(head.num_pending, most)
             _note_reading(reading, head)
 
     def _enter(self, sequence: Sequence, match: Match | None) -> bool:
