@@ -95,7 +95,9 @@ class Garbage:
         """A message with something wrong, most likely."""
         op = self.random.choice(ops) if self.random.random() < 0.8 else self.random.randrange(2**16)
         known = Op(op) if op in Op.__members__.values() else Op.DROP
-        data = bytearray(self.wire(known, 1, self.random.choice((0, 0, 0, 1, 2, 4, 7, 2**16 - 1))))
+        data = bytearray(
+            self.wire(known, 1, self.random.choice((0, 0, 0, 1, 2, 4, 8, 15, 2**16 - 1)))
+        )
         how = self.random.randrange(6)
         if how == 0:
             del data[self.random.randrange(1, len(data)) :]

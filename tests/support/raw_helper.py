@@ -289,8 +289,11 @@ class RawHelper(Channel):
     def resize(self, number: int, disk_bytes: int, num_inodes: int = 4096) -> Reply:
         return self.ask(Op.RESIZE, struct.pack("<IQI", number, disk_bytes, num_inodes))
 
-    def new_layer(self, number: int, disk_bytes: int = 1 << 20) -> Reply:
-        return self.ask(Op.NEWLAYER, struct.pack("<IQI", number, disk_bytes, 1024))
+    def new_layer(
+        self, number: int, disk_bytes: int = 1 << 20, fds: Sequence[int] = (), flags: int = 0
+    ) -> Reply:
+        body = struct.pack("<IQI", number, disk_bytes, 1024)
+        return self.ask(Op.NEWLAYER, body, fds, flags)
 
     def num_fds(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

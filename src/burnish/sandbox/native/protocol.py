@@ -17,11 +17,18 @@ owner -> helper
               user: id 0 is the user, and 1..num_ids-1 are uid_first.. and gid_first.. through
               newuidmap and newgidmap, which need num_ids-1 subordinate ids; num_ids = 1: 0 only.
     CREATE    u32 box, u64 disk_bytes, u32 num_inodes, u64 shm_bytes, n * layer (u32; lowest first)
-              [cgroup.procs files; or one directory with CREATE_INTO_CGROUP]
+              [cgroup.procs files; or one directory with CREATE_INTO_CGROUP; and last, with
+              CREATE_UPPER, a disk]
               `shm_bytes` 0: /dev/shm is a directory beside `u` in the tmpfs of the box, so that it
               counts within disk_bytes; FREEZE empties it. Else a tmpfs of its own of that size.
               -> CREATED u32 pid [control socket of the init, pidfd, directory `u`], or ERROR
               shm_bytes 0: `/dev/shm` is a part of disk_bytes. disk_bytes and num_inodes are not 0.
+              The disk: a mount (fsmount, attached nowhere) of a file system that holds no `u`, `w`
+              or `s`, keeps extended attributes `user.*`, and whose top belongs to the helper's
+              root. It takes the place of the tmpfs, so that its own size is the limit: the two
+              sizes are ignored, RESIZE is ERROR EOPNOTSUPP. Helpers of ordinary users: ERROR EPERM.
+              It is unmounted when helper, box and owner hold no descriptor of it: who keeps one
+              till after the DONE of DESTROY or DROP pays for that, and not the helper.
     FREEZE    u32 box, u32 layer
               End the box; its upper becomes `layer`. -> DONE. If the upper is empty: ERROR ENODATA,
               and the box lives on with the processes that it has. After DONE the number is free.
@@ -30,6 +37,7 @@ owner -> helper
     DESTROY   u32 box. -> DONE when no process of it is left. A CREATE under way: ERROR ECANCELED.
     DROP      u32 layer. Boxes that use it keep it. -> DONE
     NEWLAYER  u32 layer, u64 size_bytes, u32 num_inodes
+              [a disk as in CREATE, with NEWLAYER_UPPER]
               -> DONE [directory `u`], which the owner may fill
     LAYERFD   u32 layer. -> DONE [directory `u`]
     RESIZE    u32 box, u64 disk_bytes, u32 num_inodes. -> DONE, or ERROR EINVAL if more is in use
@@ -117,6 +125,10 @@ class Flag(IntFlag):
     """No address randomisation, one processor."""
     CREATE_PACKAGES = 4
     """Keep the capabilities of `Privileges.PACKAGES` in the bounding set."""
+    CREATE_UPPER = 8
+    """The last descriptor is the box's writable file system."""
+    NEWLAYER_UPPER = 8
+    """The descriptor is the layer's file system."""
     FREEZE_EARLY = 1
     """Do not wait for the end of processes that can write nothing any more."""
     EXEC_KEEP = 1

@@ -14,14 +14,18 @@ from typing import Callable
 from ..protocol import MAX_CREATE_FDS, MAX_LAYERS, VERSION, Ability, Flag, Op
 from . import kernel
 from .box import NAMESPACES, Plan, run_box
-from .layers import Layer, attach_all, detach_all
+from .layers import Layer, Room, attach_all, detach_all
 from .python_job import importing_now
 from .stage import Stage
 from .wire import Channel, Fields, Malformed, Message, close_all
 
 _BUILD_LIMIT_MS = 10_000
 _FLAGS: dict[int, int] = {
-    Op.CREATE: Flag.CREATE_INTO_CGROUP | Flag.CREATE_DETERMINISTIC | Flag.CREATE_PACKAGES,
+    Op.CREATE: Flag.CREATE_INTO_CGROUP
+    | Flag.CREATE_DETERMINISTIC
+    | Flag.CREATE_PACKAGES
+    | Flag.CREATE_UPPER,
+    Op.NEWLAYER: Flag.NEWLAYER_UPPER,
     Op.FREEZE: Flag.FREEZE_EARLY,
 }
 
@@ -87,7 +91,9 @@ class Helper:
                 raise Malformed(f"op {message.op} is not for a helper")
             if message.flags & ~_FLAGS.get(message.op, 0):
                 raise Malformed(f"flags {message.flags}")
-            if len(message.fds) > (MAX_CREATE_FDS if message.op == Op.CREATE else 0):
+            disks = int(bool(message.flags & Flag.CREATE_UPPER))
+            most = disks + (MAX_CREATE_FDS if message.op == Op.CREATE else 0)
+            if not disks <= len(message.fds) <= most:
                 raise Malformed(f"{len(message.fds)} descriptors")
             handlers[message.op](message)
         except OSError as error:
@@ -100,21 +106,21 @@ class Helper:
 
     def _create(self, message: Message) -> None:
         fields = Fields(message.body)
-        number, disk_bytes, num_inodes = fields.u32(), fields.u64(), fields.u32()
+        number, room = fields.u32(), Room(fields.u64(), fields.u32())
         shm_bytes = fields.u64()
         numbers = fields.many(fields.u32)
         fields.end()
-        into = bool(message.flags & Flag.CREATE_INTO_CGROUP)
-        if into and len(message.fds) != 1:
+        groups, place = _place(message, room)
+        if message.flags & Flag.CREATE_INTO_CGROUP and len(groups) != 1:
             raise Malformed("one directory goes with CREATE_INTO_CGROUP")
         if number in self._boxes:
             raise OSError(errno.EEXIST, f"box {number} exists")
-        if len(numbers) > MAX_LAYERS or not disk_bytes or not num_inodes:
-            raise OSError(errno.EINVAL, "too many layers, or no room")
+        if len(numbers) > MAX_LAYERS:
+            raise OSError(errno.EINVAL, "too many layers")
         below = [self._layer(layer) for layer in reversed(numbers)]
-        upper = Layer(disk_bytes, num_inodes, self._stage.users)
+        upper = Layer(place, self._stage.users)
         try:
-            box, control = self._start(message, number, [upper, *below], shm_bytes)
+            box, control = self._start(message, groups, number, [upper, *below], shm_bytes)
         except OSError:
             upper.close()
             raise
@@ -128,7 +134,12 @@ class Helper:
         os.close(folder)
 
     def _start(
-        self, message: Message, number: int, layers: list[Layer], shm_bytes: int
+        self,
+        message: Message,
+        groups: list[int],
+        number: int,
+        layers: list[Layer],
+        shm_bytes: int,
     ) -> tuple[_Box, socket.socket]:
         stage = self._stage
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,7 +147,7 @@ class Helper:
         attached = attach_all(layers, stage.base)
         into = bool(message.flags & Flag.CREATE_INTO_CGROUP)
         try:
-            child = kernel.clone(self._namespaces, message.fds[0] if into else None)
+            child = kernel.clone(self._namespaces, groups[0] if into else None)
             if child.pid == 0:
                 os.close(go)
                 plan = Plan(
@@ -158,7 +169,7 @@ class Helper:
             theirs.close()
         try:
             stage.users.write_maps(self._proc, child.pid)
-            for descriptor in () if into else message.fds:
+            for descriptor in () if into else groups:
                 os.write(descriptor, str(child.pid).encode("ascii"))
             os.write(go, b"g")
             # The box has copies of these in its own mount namespace.
@@ -205,9 +216,9 @@ class Helper:
 
     def _resize(self, message: Message) -> None:
         fields = Fields(message.body)
-        number, disk_bytes, num_inodes = fields.u32(), fields.u64(), fields.u32()
+        number, room = fields.u32(), Room(fields.u64(), fields.u32())
         fields.end()
-        self._box(number).upper.resize(disk_bytes, num_inodes)
+        self._box(number).upper.resize(room)
         self._channel.send(Op.DONE, message.id)
 
     def _bury(self, number: int) -> int:
@@ -246,13 +257,12 @@ class Helper:
 
     def _new_layer(self, message: Message) -> None:
         fields = Fields(message.body)
-        number, size_bytes, num_inodes = fields.u32(), fields.u64(), fields.u32()
+        number, room = fields.u32(), Room(fields.u64(), fields.u32())
         fields.end()
+        _, place = _place(message, room)
         if number in self._layers:
             raise OSError(errno.EEXIST, f"layer {number} exists")
-        if not size_bytes or not num_inodes:
-            raise OSError(errno.EINVAL, "no room")
-        self._layers[number] = Layer(size_bytes, num_inodes, self._stage.users)
+        self._layers[number] = Layer(place, self._stage.users)
         self._send_folder(message.id, self._layers[number])
 
     def _layer_fd(self, message: Message) -> None:
@@ -267,6 +277,19 @@ class Helper:
         if number not in self._layers:
             raise OSError(errno.ENOENT, f"no layer {number}")
         return self._layers[number]
+
+
+def _place(message: Message, room: Room) -> tuple[list[int], Room | int]:
+    """The descriptors that are no disk; and the disk, which comes last, or the room without one.
+
+    Raises:
+        OSError: EINVAL, no room.
+    """
+    if message.flags & Flag.CREATE_UPPER:
+        return message.fds[:-1], message.fds[-1]
+    if not all(room):
+        raise OSError(errno.EINVAL, "no room")
+    return message.fds, room
 
 
 def _only_number(message: Message) -> int:

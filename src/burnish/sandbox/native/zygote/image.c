@@ -83,20 +83,32 @@ static gid_t outside_gid(const struct image *image, uint32_t id) {
     return image->is_root ? image->gid_first + id : id;
 }
 
-int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes) {
+/* Returns it, or closes it and returns -1. */
+static int furnish(const struct image *image, int mount) {
     static const struct { const char *name; mode_t mode; } made[] = {
         {"u", 0755}, {"w", 0700}, {"s", 01777}};
-    /* 8 more for the root, these three and what the overlay makes in `w`. */
-    int tmpfs = make_tmpfs(num_bytes, num_inodes + 8ULL, NOSUID | NODEV);
-    for (int i = 0; i < 3 && tmpfs >= 0; i++) {
+    for (int i = 0; i < 3 && mount >= 0; i++) {
         const char *name = made[i].name;
-        if (mkdirat(tmpfs, name, 0700) < 0 || fchmodat(tmpfs, name, made[i].mode, 0) < 0 ||
-            fchownat(tmpfs, name, outside_uid(image, 0), outside_gid(image, 0), 0) < 0) {
-            close(tmpfs);
+        if (mkdirat(mount, name, 0700) < 0 || fchmodat(mount, name, made[i].mode, 0) < 0 ||
+            fchownat(mount, name, outside_uid(image, 0), outside_gid(image, 0), 0) < 0) {
+            close(mount);
             return -1;
         }
     }
-    return tmpfs;
+    return mount;
+}
+
+int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes) {
+    /* 8 more for the root, the three directories and what the overlay makes in `w`. */
+    return furnish(image, make_tmpfs(num_bytes, num_inodes + 8ULL, NOSUID | NODEV));
+}
+
+int furnish_upper(const struct image *image, int given) {
+    struct stat status;
+    if (fstat(given, &status) < 0) return -1;
+    errno = EPERM; /* as a disk of root's does not, where we are an ordinary user's helper */
+    if (status.st_uid != 0 || set_mount(given, NOSUID | NODEV, 0, 0) < 0) return -1;
+    return furnish(image, fcntl(given, F_DUPFD_CLOEXEC, 0));
 }
 
 /* Users */

@@ -33,6 +33,7 @@ struct box {
     int control, pidfd;                /* while CREATING */
     uint32_t create_id, end_id, layer; /* ids of the CREATE and of what ENDING is for */
     bool freezes, early;               /* FREEZE; answered before the end of the init */
+    bool has_disk;                     /* of the owner, in place of a tmpfs */
 };
 static struct box *boxes[NUM_BUCKETS], *layers[NUM_BUCKETS], *creating[MAX_CREATING];
 static struct box spare; /* a child that is no box yet; pid 0: there is none */
@@ -73,6 +74,8 @@ static int open_upper(const struct box *box) {
     return openat(box->tmpfs, "u", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
 }
 
+static const char no_disk[] = "furnishing a disk (is its top root's, and we too?)";
+
 static const char *refuse(int error, const char *stage) {
     errno = error;
     return stage;
@@ -92,17 +95,22 @@ static const char *size_tmpfs(struct message *m) {
     uint64_t num_bytes = take_u64(m);
     uint32_t num_inodes = take_u32(m);
     struct box *box = find(m->op == RESIZE ? boxes : layers, number);
-    if (!is_complete(m, 0, 0)) die("malformed message", "NEWLAYER or RESIZE");
-    if (num_bytes == 0 || num_inodes == 0) return refuse(EINVAL, "sizes are more than 0");
+    bool given = m->op == NEWLAYER && m->flags & NEWLAYER_UPPER;
+    if (!is_complete(m, given ? NEWLAYER_UPPER : 0, given))
+        die("malformed message", "NEWLAYER or RESIZE");
+    if (!given && (num_bytes == 0 || num_inodes == 0))
+        return refuse(EINVAL, "sizes are more than 0");
     if (m->op == RESIZE) {
         if (box == NULL || box->state == ENDING) return refuse(ENOENT, "no such box");
+        if (box->has_disk) return refuse(EOPNOTSUPP, "a disk of the owner keeps its size");
         if (resize_upper(box->tmpfs, num_bytes, num_inodes) < 0) return "changing a size";
         send_done(owner, m->id);
         return NULL;
     }
     if (box != NULL) return refuse(EEXIST, "a layer with this number");
-    int tmpfs = make_upper(&image, num_bytes, num_inodes);
-    return tmpfs < 0 ? "making a layer" : send_upper(m->id, add(layers, number, tmpfs));
+    int tmpfs = given ? furnish_upper(&image, m->fds[0])
+                      : make_upper(&image, num_bytes, num_inodes);
+    return tmpfs < 0 ? given ? no_disk : "making a layer" : send_upper(m->id, add(layers, number, tmpfs));
 }
 
 /* DROP, LAYERFD */
@@ -189,7 +197,8 @@ static bool prepare_child(void) {
 }
 
 static const char *start_child(struct box *box, const struct creation *creation,
-                               const struct message *m, struct box *const *stack) {
+                               const struct message *m, int num_groups,
+                               struct box *const *stack) {
     char text[16];
     int copies[MAX_LAYERS + 1], num_copies = 0;
     const char *failed = NULL;
@@ -200,7 +209,7 @@ static const char *start_child(struct box *box, const struct creation *creation,
     else box->pid = spare.pid, box->control = spare.control, box->pidfd = spare.pidfd, spare.pid = 0;
     if (failed != NULL) return failed;
     size_t size = (size_t)snprintf(text, sizeof text, "%d", (int)box->pid);
-    for (int i = 0; i < m->num_fds && !born_in_group && failed == NULL; i++)
+    for (int i = 0; i < num_groups && !born_in_group && failed == NULL; i++)
         if (write(m->fds[i], text, size) < 0) failed = "joining a control group";
     for (uint32_t i = 0; i <= creation->num_layers && failed == NULL; i++)
         if ((copies[num_copies] = copy_layer(stack[i])) < 0) failed = "copying a layer";
@@ -231,25 +240,29 @@ static const char *create(struct message *m) {
         for (uint32_t j = 1; j < i; j++) wrong = stack[j] == layer ? "a layer twice" : wrong;
         stack[i] = layer;
     }
-    bool into = m->flags & CREATE_INTO_CGROUP;
-    if (!is_complete(m, CREATE_INTO_CGROUP | CREATE_DETERMINISTIC | CREATE_PACKAGES,
-                     into ? 1 : m->num_fds) || m->num_fds > MAX_CREATE_FDS)
+    bool into = m->flags & CREATE_INTO_CGROUP, given = m->flags & CREATE_UPPER;
+    int num_groups = m->num_fds - given;
+    if (!is_complete(m, CREATE_INTO_CGROUP | CREATE_DETERMINISTIC | CREATE_PACKAGES | CREATE_UPPER,
+                     into ? 1 + given : m->num_fds) ||
+        num_groups < 0 || num_groups > MAX_CREATE_FDS)
         die("malformed message", "CREATE");
     if (creation.num_layers > MAX_LAYERS) return refuse(EINVAL, "more than 16 layers");
-    if (num_bytes == 0 || num_inodes == 0) return refuse(EINVAL, "sizes must be more than 0");
+    if (!given && (num_bytes == 0 || num_inodes == 0))
+        return refuse(EINVAL, "sizes must be more than 0");
     if (find(boxes, creation.box) != NULL) return refuse(EEXIST, "a box with this number");
     if (wrong != NULL) return refuse(ENOENT, wrong);
-    new.tmpfs = make_upper(&image, num_bytes, num_inodes);
-    if (new.tmpfs < 0) return "making the writable layer";
+    new.tmpfs = given ? furnish_upper(&image, m->fds[num_groups])
+                      : make_upper(&image, num_bytes, num_inodes);
+    if (new.tmpfs < 0) return given ? no_disk : "making the writable layer";
     stack[0] = &new;
-    wrong = start_child(&new, &creation, m, stack);
+    wrong = start_child(&new, &creation, m, num_groups, stack);
     if (wrong != NULL) {
         close(new.tmpfs);
         return wrong;
     }
     struct box *box = creating[num_creating++] = add(boxes, creation.box, new.tmpfs);
     box->pid = new.pid, box->control = new.control, box->pidfd = new.pidfd;
-    box->create_id = m->id;
+    box->create_id = m->id, box->has_disk = given;
     return NULL;
 }
 

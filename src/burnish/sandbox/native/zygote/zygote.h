@@ -81,6 +81,8 @@ int write_ids(const struct image *image, pid_t pid);
 /* A tmpfs with `u`, an overlay's upper directory, `w`, its work directory, and `s`, shared memory.
  * Detached. */
 int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes);
+/* The same on an empty file system that the owner has made and mounted nowhere. */
+int furnish_upper(const struct image *image, int given);
 int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes);
 /* For good, whoever has it mounted; fails while a file in it is open for writing. */
 int make_read_only(int mount);
