@@ -17,10 +17,10 @@ from burnish.core.boxes import (
     Sandbox,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.loop_thread import LoopThread
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
-from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
 from burnish.sandbox.remote.wire import Wire
