@@ -21,7 +21,7 @@ from burnish.model.decoder import Decoder
 from burnish.model.loading import LoadedModel
 from burnish.rollout.collect.collector import Collector, Presence
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.engine import CoreLimits
+from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
 from burnish.run.config import RunConfig
 from burnish.run.publish import Publisher, WeightSource

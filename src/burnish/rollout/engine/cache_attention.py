@@ -62,10 +62,32 @@ class PagedCache:
         shape = (2 * config.num_kv_heads, num_pages, page_size, config.head_dim)
         self.layers = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
 
+    @property
+    def num_bytes_per_page(self) -> int:
+        """Keys and values of all layers."""
+        layer = self.layers[0]
+        return len(self.layers) * layer[:, 0].numel() * layer.element_size()
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page in every layer."""
         for layer in self.layers:
             layer[:, target] = layer[:, source]
+
+    def save_pages(self, pages: Seq[int]) -> list[Tensor]:
+        """Copy pages into memory of their own, one tensor per layer."""
+        index = torch.tensor(pages)
+        return [layer.index_select(1, index) for layer in self.layers]
+
+    def load_pages(self, saved: list[Tensor], pages: Seq[int]) -> None:
+        """Put saved pages into these, in order."""
+        index = torch.tensor(pages)
+        for layer, content in zip(self.layers, saved, strict=True):
+            layer.index_copy_(1, index, content)
+
+    def clear_pages(self, pages: Seq[int]) -> None:
+        """Zero them: what is masked is still multiplied, so it must be finite."""
+        for layer in self.layers:
+            layer[:, list(pages)] = 0
 
 
 class CachedAttend:

@@ -4,12 +4,13 @@ One function serves both sides. The engine calls it on the weights that it sampl
 trainer's side calls `reference_score`, which loads the trainer's weights into a fresh served model
 and takes the same path through the same operators, so identical weights give identical bits.
 
-Shapes: T tokens, V vocabulary.
+Shapes: T tokens, N rows, E hidden width, V vocabulary.
 """
 
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
 from burnish.model.decoder import Decoder
 from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
@@ -34,13 +35,18 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
         hidden_TE = model.hidden(
             ids_T, torch.arange(len(token_ids)), CachedAttend(cache, [span], 0)
         )
-        logprobs = [0.0]
-        for start in range(0, len(token_ids) - 1, _HEAD_ROWS):
-            end = min(start + _HEAD_ROWS, len(token_ids) - 1)
-            logits_NV = model.logits(hidden_TE[start:end])
-            chosen = logits_NV.gather(1, ids_T[start + 1 : end + 1, None])[:, 0]
-            logprobs += (chosen.double() - logits_NV.double().logsumexp(-1)).tolist()
-    return tuple(logprobs)
+        logprobs = logprobs_of(model, hidden_TE[:-1], ids_T[1:])
+    return (0.0, *logprobs)
+
+
+def logprobs_of(model: ServedModel, hidden_NE: Tensor, targets_N: Tensor) -> list[float]:
+    """Log-prob at temperature 1 of a given next token for each hidden state."""
+    logprobs: list[float] = []
+    for start in range(0, len(targets_N), _HEAD_ROWS):
+        logits_NV = model.logits(hidden_NE[start : start + _HEAD_ROWS])
+        chosen = logits_NV.gather(1, targets_N[start : start + _HEAD_ROWS, None])[:, 0]
+        logprobs += (chosen.double() - logits_NV.double().logsumexp(-1)).tolist()
+    return logprobs
 
 
 def reference_score(
