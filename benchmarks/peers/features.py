@@ -1,14 +1,15 @@
 """Figures that wait for a feature of the engine: measured when it has it, "not built" until then.
 
-The engine says what it can do (`EngineWorker.capabilities`); its cache and limits say the rest.
+The engine says what it can do (its capabilities); its limits say the rest.
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from burnish.core.vocabulary import EngineFeature
-from burnish.rollout.engine import worker
-from burnish.rollout.engine.engine import CoreLimits
+from burnish.model.loading import load_model
+from burnish.rollout.engine.capabilities import local_capabilities
+from burnish.rollout.engine.limits import CoreLimits
 
 
 class Missing(NamedTuple):
@@ -22,8 +23,8 @@ class Missing(NamedTuple):
 
 
 def _lists(feature: EngineFeature) -> bool:
-    listed = getattr(worker, "FEATURES", frozenset())
-    return feature in listed
+    config = load_model("smollm2-135m-instruct").config
+    return feature in local_capabilities(config, can_decode=True).features
 
 
 def _has_limit(name: str) -> bool:

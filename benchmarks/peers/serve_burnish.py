@@ -9,7 +9,8 @@ from child import serve
 
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.model.loading import load_model
-from burnish.rollout.engine.engine import CoreLimits, EngineCore
+from burnish.rollout.engine.engine import EngineCore
+from burnish.rollout.engine.limits import CoreLimits
 
 
 class Engine:
@@ -69,8 +70,10 @@ class Engine:
         for _ in range(new // 2):
             self.core.step()
         old = self.core.weight_version
+        # The worker packs new weights while the batch goes on; the batch waits for the rest only.
+        prepared = self.core.prepare(self.state)
         start = time.perf_counter()
-        self.core.update_weights(self.state, old + 1)
+        self.core.update_weights(prepared, old + 1)
         pause_s = time.perf_counter() - start
         ended = []
         while self.core.has_work:

@@ -255,10 +255,18 @@ class RemoteEngine:
             prompt_tokens=counters.prompt_tokens,
             cached_tokens=counters.cached_tokens,
             num_preemptions=0,
+            num_swaps=0,
+            num_failed=counters.num_failures,
             num_outstanding=len(self._outstanding),
             num_running=sum(replica.num_inflight for replica in self._fleet.replicas),
-            free_pages=0,
-            num_pages=0,
+            num_waiting=0,
+            # Of the servers' caches nothing is known here.
+            free_pages=1,
+            num_pages=1,
+            saved_bytes=0,
+            queue=counters.queue.snapshot(),
+            first_token=counters.first_token.snapshot(),
+            inter_token=counters.inter_token.snapshot(),
         )
 
     async def _connect(self, version: int) -> Fleet:

@@ -24,6 +24,7 @@ from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, GenerationDelta
 from burnish.core.vocabulary import SleepLevel, StopReason
+from burnish.rollout.engine.histogram import Timer
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.rollout.remote.delivery import deliver, score_fresh
 from burnish.rollout.remote.dialect import Ask, Chunk, Delivery, Dialect, LogprobScope, ServerFacts
@@ -46,6 +47,7 @@ class Counters:
         """All zero."""
         self.sampled_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.num_requests = self.num_moves = self.num_failures = 0
+        self.queue, self.first_token, self.inter_token = Timer(), Timer(), Timer()
 
 
 class Fleet:
@@ -120,6 +122,7 @@ class Fleet:
             replica = await self._pick(request)
             if not tally.num_tokens:
                 tally.queued_s = self._clock.now_s() - tally.arrived_s
+                self.counters.queue.add(tally.queued_s)
             try:
                 async with aclosing(self._attempt(replica, tally)) as deltas:
                     async for delta in deltas:
@@ -259,7 +262,15 @@ class Fleet:
             raise RemoteFailure(RemoteProblem.MALFORMED, replica.url, what)
         self.counters.sampled_tokens += len(chunk.token_ids)
         version = replica.version_of(chunk.label)
-        return tally.add(chunk, version, self._clock.now_s())
+        was_first, last_s = not tally.num_tokens, tally.last_s
+        delta = tally.add(chunk, version, self._clock.now_s())
+        if chunk.token_ids:
+            if was_first:
+                self.counters.first_token.add(tally.first_token_s)
+            else:
+                number = len(chunk.token_ids)
+                self.counters.inter_token.add((tally.last_s - last_s) / number, number)
+        return delta
 
     def _settle(self, replica: Replica, tally: Tally, chunk: Chunk, start: int) -> None:
         """What the end of an answer says about all of it."""

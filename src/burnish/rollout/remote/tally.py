@@ -24,6 +24,7 @@ class Tally:
         self.cached_tokens = 0
         self.queued_s = 0.0
         self.first_token_s = 0.0
+        self.last_s = arrived_s
 
     @property
     def num_tokens(self) -> int:
@@ -60,6 +61,7 @@ class Tally:
         """Take tokens in."""
         if chunk.token_ids and not self.token_ids:
             self.first_token_s = now_s - self.arrived_s
+        self.last_s = now_s
         versions = (version,) * len(chunk.token_ids)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
