@@ -409,6 +409,10 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         server.label = body["weight_version"]
         return web.json_response({"success": True, "message": "ok"})
 
+    async def relabel(http: web.Request) -> web.Response:
+        server.label = (await http.json())["new_version"]
+        return web.json_response({"success": True})
+
     async def proceed(http: web.Request) -> web.Response:
         await server.engine.resume()
         return web.json_response({"status": "ok"})
@@ -421,6 +425,7 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         web.post("/pause_generation", pause),
         web.post("/update_weights_from_disk", update),
         web.post("/continue_generation", proceed),
+        web.post("/update_weight_version", relabel),
     ]
 
 

@@ -42,7 +42,7 @@ async def deliver(
         RemoteFailure: it failed, or still serves the old ones.
     """
     before = replica.scores
-    if before is None:
+    if before is None and was_digest is not None:
         before = await score_fresh(dialect, replica, PROBE_IDS)
     await dialect.update(replica.wire, delivery, timeout_s)
     replica.serve(version, delivery.label if replica.label is not None else None)

@@ -10,6 +10,8 @@ from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel, StopRea
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
 from burnish.rollout.remote.wire import Wire
 
+UNKNOWN_LABEL = "burnish-unknown"
+"""Of weights whose loading failed halfway."""
 TopLogprobs = tuple[tuple[int, float], ...]
 
 

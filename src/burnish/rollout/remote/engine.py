@@ -99,6 +99,14 @@ class RemoteEngine:
         """Version of the weights that answer now."""
         return self._fleet.version
 
+    def check(self, request: GenerateRequest) -> None:
+        """Refuse what could never run, or what the servers cannot do. Sends nothing.
+
+        Raises:
+            UserError: naming the value and its bound, or the feature.
+        """
+        refuse_unfit(request, self._capabilities, self._fleet.scope, self._model.vocab_size)
+
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation; cancelling the caller hangs up, and so aborts the request.
 
@@ -115,7 +123,7 @@ class RemoteEngine:
 
     async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationDelta, None]:
         """Sample one continuation, token by token; see `core.protocols.Engine`."""
-        refuse_unfit(request, self._capabilities, self._fleet.scope, self._model.vocab_size)
+        self.check(request)
         self._enter(request.request_id)
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[GenerationDelta | None] = asyncio.Queue()

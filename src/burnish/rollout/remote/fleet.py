@@ -24,8 +24,8 @@ from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, GenerationDelta
 from burnish.core.vocabulary import SleepLevel, StopReason
-from burnish.rollout.engine.histogram import Timer
 from burnish.rollout.remote.config import RemoteConfig
+from burnish.rollout.remote.counters import Counters
 from burnish.rollout.remote.delivery import deliver, score_fresh
 from burnish.rollout.remote.dialect import Ask, Chunk, Delivery, Dialect, LogprobScope, ServerFacts
 from burnish.rollout.remote.failures import MOVABLE, RemoteFailure, RemoteProblem
@@ -38,16 +38,6 @@ from burnish.rollout.remote.wire import Wire
 _LOG = logging.getLogger(__name__)
 _BLAMED = frozenset({RemoteProblem.UNREACHABLE, RemoteProblem.LOST, RemoteProblem.TIMEOUT})
 _BUSY_PAUSE_S = 0.2
-
-
-class Counters:
-    """Totals since the start."""
-
-    def __init__(self) -> None:
-        """All zero."""
-        self.sampled_tokens = self.prompt_tokens = self.cached_tokens = 0
-        self.num_requests = self.num_moves = self.num_failures = 0
-        self.queue, self.first_token, self.inter_token = Timer(), Timer(), Timer()
 
 
 class Fleet:
@@ -239,7 +229,7 @@ class Fleet:
                 scores = await score_fresh(self._dialect, replica, request.prompt_ids)
                 tally.prompt_logprobs = scores
             if request.params.max_tokens == 0:
-                yield _last(tally, StopReason.LENGTH)
+                yield tally.final(StopReason.LENGTH)
                 return
             salt = self._salt(replica.version)
             ask = Ask(tally.remainder(), replica.facts.model, salt)
@@ -250,7 +240,7 @@ class Fleet:
                         yield delta
                         continue
                     self._settle(replica, tally, chunk, start)
-                    yield _last(tally, chunk.end.reason, delta)
+                    yield tally.final(chunk.end.reason, len(delta.token_ids))
                     return
         finally:
             replica.end()
@@ -396,21 +386,3 @@ _ORDER = (LogprobScope.RAW, LogprobScope.TEMPERED, LogprobScope.SAMPLED)
 
 def _rank(scope: LogprobScope) -> int:
     return _ORDER.index(scope)
-
-
-def _last(
-    tally: Tally, reason: StopReason, delta: GenerationDelta | None = None
-) -> GenerationDelta:
-    """The end of a stream: the last tokens and the whole answer."""
-    return GenerationDelta(
-        request_id=tally.request.request_id,
-        token_ids=() if delta is None else delta.token_ids,
-        logprobs=() if delta is None else delta.logprobs,
-        weight_versions=()
-        if delta is None
-        else tuple(tally.versions[-len(delta.token_ids) :])
-        if delta.token_ids
-        else (),
-        top_logprobs=() if delta is None else delta.top_logprobs,
-        generation=tally.result(reason),
-    )

@@ -5,13 +5,14 @@ a small server of our own that speaks the same. Chunks carry the label of the we
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from burnish.core.errors import UserError
 from burnish.core.records import SamplingParams
 from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel
 from burnish.rollout.remote.dialect import (
+    UNKNOWN_LABEL,
     Ask,
     Chunk,
     Delivery,
@@ -160,6 +161,11 @@ class SglangDialect:
             if not field(wire.url, answer, "success", kind=bool):
                 what = f"the update was refused: {answer.get('message')!r:.200}"
                 raise RemoteFailure(RemoteProblem.NOT_DELIVERED, wire.url, what)
+        except (UserError, RemoteFailure):
+            # What is loaded now is unknown: nothing sampled from it may pass for the old weights.
+            with suppress(UserError, RemoteFailure):
+                await wire.post("/update_weight_version", {"new_version": UNKNOWN_LABEL})
+            raise
         finally:
             await wire.post("/continue_generation", {}, timeout_s=timeout_s)
 

@@ -80,6 +80,18 @@ class Tally:
         assert start + len(versions) == self.num_tokens
         self.versions[start:] = versions
 
+    def final(self, reason: StopReason, num_new: int = 0) -> GenerationDelta:
+        """The end of a stream: the last `num_new` tokens and the whole answer."""
+        start = self.num_tokens - num_new
+        return GenerationDelta(
+            request_id=self.request.request_id,
+            token_ids=tuple(self.token_ids[start:]),
+            logprobs=tuple(self.logprobs[start:]),
+            weight_versions=tuple(self.versions[start:]),
+            top_logprobs=tuple(self.top_logprobs[start:]),
+            generation=self.result(reason),
+        )
+
     def result(self, reason: StopReason) -> Generation:
         """The whole answer."""
         return Generation(

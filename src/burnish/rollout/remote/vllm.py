@@ -6,13 +6,14 @@ changes only while it stands still: the spans at the end of an answer are exact.
 """
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from burnish.core.errors import UserError
 from burnish.core.records import SamplingParams
 from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel
 from burnish.rollout.remote.dialect import (
+    UNKNOWN_LABEL,
     Ask,
     Chunk,
     Delivery,
@@ -171,6 +172,11 @@ class VllmDialect:
                 raise RemoteFailure(RemoteProblem.NOT_DELIVERED, wire.url, what)
             label = {"new_version": delivery.label}
             await wire.post("/update_weight_version", label, timeout_s=timeout_s)
+        except (UserError, RemoteFailure):
+            # What is loaded now is unknown: nothing sampled from it may pass for the old weights.
+            with suppress(UserError, RemoteFailure):
+                await wire.post("/update_weight_version", {"new_version": UNKNOWN_LABEL})
+            raise
         finally:
             await wire.post("/resume", timeout_s=timeout_s)
 
