@@ -62,8 +62,12 @@ def check_engine(config: RunConfig) -> None:
         )
 
 
-async def open_engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> RunEngine:
+async def open_engine(
+    config: RunConfig, loaded: LoadedModel, barrier: Barrier | None, *, for_training: bool = True
+) -> RunEngine:
     """Start or connect to the engine; it serves the loaded weights as version 0.
+
+    Unless it is `for_training`, servers keep the weights that they have.
 
     Raises:
         UserError: a server is of another kind, or cannot do what training needs.
@@ -82,7 +86,7 @@ async def open_engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier |
             barrier=barrier,
             decode=loaded.tokenizer.decode,
         )
-    return await _remote(config, loaded)
+    return await _remote(config, loaded, for_training)
 
 
 def core_limits(config: RunConfig) -> CoreLimits:
@@ -90,12 +94,13 @@ def core_limits(config: RunConfig) -> CoreLimits:
     return CoreLimits(num_pages=config.engine.num_pages, max_running=config.engine.max_running)
 
 
-async def _remote(config: RunConfig, loaded: LoadedModel) -> RunEngine:
+async def _remote(config: RunConfig, loaded: LoadedModel, for_training: bool) -> RunEngine:
     from burnish.rollout.remote.engine import RemoteEngine
 
-    check_engine(config)
     dialect = _dialect(config.engine.backend)
     engine = await asyncio.to_thread(RemoteEngine, config.engine.remote, dialect, loaded.config)
+    if not for_training:
+        return engine
     try:
         engine.capabilities.require(*_TRAINING)
         rollout = config.rollout
