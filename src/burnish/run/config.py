@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from burnish.core.config import Config
+from burnish.core.vocabulary import InFlight
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.rollout.remote.config import RemoteConfig
@@ -125,6 +126,17 @@ class EngineSection(Config):
     """Pages of the key/value cache."""
     max_running: Positive = 96
     """Sequences decoded together."""
+    budget_tokens: Positive = 1024
+    """Tokens of one step: what a long prompt may delay those that decode."""
+    max_outstanding: Positive = 4096
+    """Requests in flight, running or waiting; more are refused."""
+    ageing_steps: Positive = 512
+    """Steps of waiting that outweigh one level of a request's priority."""
+    swap_mb: Count = 1024
+    """Host memory for pages of preempted sequences, MiB; 0 computes them again instead."""
+    inflight: InFlight = InFlight.KEEP
+    """What becomes of running generations when new weights are published: `keep` goes on over the
+    old keys and values, `recompute` computes them again, `abort` ends them (they are retried)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights and cache."""
     canary_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0

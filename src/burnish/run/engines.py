@@ -84,6 +84,7 @@ async def open_engine(
             limits=core_limits(config),
             num_threads=config.engine.num_threads,
             barrier=barrier,
+            max_outstanding=config.engine.max_outstanding,
             decode=loaded.tokenizer.decode,
         )
     return await _remote(config, loaded, for_training)
@@ -91,7 +92,14 @@ async def open_engine(
 
 def core_limits(config: RunConfig) -> CoreLimits:
     """Sizes of the engine in this process."""
-    return CoreLimits(num_pages=config.engine.num_pages, max_running=config.engine.max_running)
+    section = config.engine
+    return CoreLimits(
+        num_pages=section.num_pages,
+        max_running=section.max_running,
+        budget_tokens=section.budget_tokens,
+        ageing_steps=section.ageing_steps,
+        swap_bytes=section.swap_mb << 20,
+    )
 
 
 async def _remote(config: RunConfig, loaded: LoadedModel, for_training: bool) -> RunEngine:

@@ -136,6 +136,7 @@ def _publisher(
         probe_ids=probe(loaded),
         tolerance=config.engine.canary_tolerance,
         clock=clock,
+        inflight=config.engine.inflight,
     )
 
 
