@@ -6,6 +6,7 @@ the ways in which real ones do.
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -57,6 +58,10 @@ class EngineServer:
         self.kind, self._initial = kind, state
         self.label = "default"
         self.running = self.most_running = 0
+        self.num_pauses = 0
+        self.is_paused = False
+        self.may_load = threading.Event()
+        self.may_load.set()
         self.seen: list[dict[str, Any]] = []
         self.port = 0
         self.restart()
@@ -177,8 +182,18 @@ class EngineServer:
             faults.silent_after = None
             await asyncio.Event().wait()
 
+    async def pause(self) -> None:
+        self.num_pauses += 1
+        self.is_paused = True
+        await self.engine.pause()
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+        self.is_paused = False
+
     async def load(self, folder: str, inflight: InFlight) -> None:
         """Take weights from files, as `safetensors` wrote them."""
+        await asyncio.to_thread(self.may_load.wait)
         if self.faults.refuses_updates:
             raise ClassifiedFailure(_broken("the loader gave up"))
         if self.faults.ignores_updates:
@@ -288,7 +303,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
     async def pause(http: web.Request) -> web.Response:
         abort = http.query["mode"] == "abort"
         paused_for[:] = [InFlight.ABORT if abort else InFlight.KEEP]
-        await server.engine.pause()
+        await server.pause()
         return web.json_response({"status": "paused"})
 
     async def rpc(http: web.Request) -> web.Response:
@@ -305,7 +320,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
         return web.json_response({"success": True})
 
     async def resume(http: web.Request) -> web.Response:
-        await server.engine.resume()
+        await server.resume()
         return web.json_response({"status": "resumed"})
 
     async def label(http: web.Request) -> web.Response:
@@ -397,7 +412,7 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
 
     async def pause(http: web.Request) -> web.Response:
         mode[0] = modes[(await http.json())["mode"]]
-        await server.engine.pause()
+        await server.pause()
         return web.json_response({"status": "ok"})
 
     async def update(http: web.Request) -> web.Response:
@@ -414,7 +429,7 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         return web.json_response({"success": True})
 
     async def proceed(http: web.Request) -> web.Response:
-        await server.engine.resume()
+        await server.resume()
         return web.json_response({"status": "ok"})
 
     return [

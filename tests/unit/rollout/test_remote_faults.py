@@ -345,3 +345,36 @@ def test_replicas_that_disagree_are_an_error(servers: Any) -> None:
         assert problem(caught) is RemoteProblem.DISAGREE
 
     play(engine, scenario)
+
+
+def test_looking_after_replicas_never_disturbs_an_update(servers: Any) -> None:
+    (server,) = servers("vllm")
+    engine = connect("vllm", server.url, health_interval_s=0.001)
+
+    async def scenario() -> None:
+        for version in range(5, 15):
+            await engine.update_weights(state(version), version)
+        assert server.num_pauses == 10
+
+    play(engine, scenario)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_an_update_that_nobody_waits_for_still_lets_the_server_go_on(
+    servers: Any, kind: str
+) -> None:
+    (server,) = servers(kind)
+    engine = connect(kind, server.url, health_interval_s=NEVER_S)
+
+    async def scenario() -> None:
+        server.may_load.clear()
+        task = asyncio.ensure_future(engine.update_weights(state(1), 9))
+        await until(lambda: server.is_paused)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        closing = asyncio.ensure_future(engine.close())
+        server.may_load.set()
+        await closing
+        assert not server.is_paused
+
+    play(engine, scenario)

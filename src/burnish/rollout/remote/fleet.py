@@ -31,7 +31,7 @@ from burnish.rollout.remote.dialect import Ask, Chunk, Delivery, Dialect, Logpro
 from burnish.rollout.remote.failures import MOVABLE, RemoteFailure, RemoteProblem
 from burnish.rollout.remote.replica import Replica, ReplicaState
 from burnish.rollout.remote.router import Router
-from burnish.rollout.remote.scope import measure_scope
+from burnish.rollout.remote.scope import measure_scope, weakest
 from burnish.rollout.remote.tally import Tally
 from burnish.rollout.remote.wire import Wire
 
@@ -76,6 +76,7 @@ class Fleet:
         self._awake.set()
         self._current: Delivery | None = None
         self._care: asyncio.Task[None] | None = None
+        self._deliveries: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
         """Ask every server what it is; all must answer, and alike.
@@ -90,7 +91,7 @@ class Fleet:
             Replica(wire, facts, self.version)
             for wire, facts in zip(self._wires, found, strict=True)
         ]
-        self.scope = min([await self._scope(replica) for replica in self.replicas], key=_rank)
+        self.scope = weakest([await self._scope(replica) for replica in self.replicas])
         self._care = asyncio.get_running_loop().create_task(self._look_after())
 
     @property
@@ -163,21 +164,7 @@ class Fleet:
             UserError: a server refuses the weights.
             RemoteFailure: no replica has them.
         """
-        async with self._updating:
-            targets = [r for r in self.replicas if r.state is not ReplicaState.DOWN]
-            results = await asyncio.gather(
-                *(self._deliver(replica, delivery, version) for replica in targets),
-                return_exceptions=True,
-            )
-            errors = [error for error in results if isinstance(error, BaseException)]
-            if len(errors) == len(targets):
-                raise errors[0] if errors else self._nobody()
-            self._current, self.version = delivery, version
-            for replica in self.replicas:
-                if replica.version != version and replica.state is ReplicaState.READY:
-                    self._set(replica, ReplicaState.OUTDATED)
-            for error in errors:
-                _LOG.warning("a replica has not got version %d: %s", version, error)
+        await self._to_the_end(self._update(delivery, version))
 
     async def pause(self) -> None:
         """Stand still everywhere; requests in flight stay there."""
@@ -207,6 +194,8 @@ class Fleet:
         if self._care is not None:
             self._care.cancel()
             await asyncio.gather(self._care, return_exceptions=True)
+        if self._deliveries:
+            await asyncio.wait(self._deliveries, timeout=self._config.update_timeout_s)
         await asyncio.gather(*(wire.close() for wire in self._wires))
 
     async def _scope(self, replica: Replica) -> LogprobScope:
@@ -318,6 +307,32 @@ class Fleet:
         replica.state = state
         self._changed.set()
 
+    async def _to_the_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Whoever waits may leave: a server that was paused for new weights must be resumed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._deliveries.add(task)
+        task.add_done_callback(self._deliveries.discard)
+        # A failure that nobody waits for any more is in the log already.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
+
+    async def _update(self, delivery: Delivery, version: int) -> None:
+        async with self._updating:
+            targets = [r for r in self.replicas if r.state is not ReplicaState.DOWN]
+            results = await asyncio.gather(
+                *(self._deliver(replica, delivery, version) for replica in targets),
+                return_exceptions=True,
+            )
+            errors = [error for error in results if isinstance(error, BaseException)]
+            if len(errors) == len(targets):
+                raise errors[0] if errors else self._nobody()
+            self._current, self.version = delivery, version
+            for replica in self.replicas:
+                if replica.version != version and replica.state is ReplicaState.READY:
+                    self._set(replica, ReplicaState.OUTDATED)
+            for error in errors:
+                _LOG.warning("a replica has not got version %d: %s", version, error)
+
     async def _deliver(self, replica: Replica, delivery: Delivery, version: int) -> None:
         known = self._current is not None and replica.state is ReplicaState.READY
         was_digest = self._current.digest if self._current is not None and known else None
@@ -360,13 +375,17 @@ class Fleet:
         limit_s = self._config.connect_timeout_s
         try:
             await self._dialect.is_healthy(replica.wire, limit_s)
-            label = await self._dialect.label(replica.wire, limit_s)
+            await self._to_the_end(self._reconcile(replica))
         except (ClassifiedFailure, UserError) as error:
             _LOG.info("%s: %s", replica.url, error)
             if replica.state is not ReplicaState.UPDATING:
                 self._set(replica, ReplicaState.DOWN)
-            return
+
+    async def _reconcile(self, replica: Replica) -> None:
+        """Let a healthy replica serve, once it has the current weights."""
+        # The label is read inside of the lock: during an update it would be the old one.
         async with self._updating:
+            label = await self._dialect.label(replica.wire, self._config.connect_timeout_s)
             is_right = label == replica.label and replica.version == self.version
             if is_right and replica.state is not ReplicaState.OUTDATED:
                 self._set(replica, ReplicaState.READY)
@@ -379,10 +398,3 @@ class Fleet:
                 await self._deliver(replica, self._current, self.version)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("%s does not take its weights: %s", replica.url, error)
-
-
-_ORDER = (LogprobScope.RAW, LogprobScope.TEMPERED, LogprobScope.SAMPLED)
-
-
-def _rank(scope: LogprobScope) -> int:
-    return _ORDER.index(scope)

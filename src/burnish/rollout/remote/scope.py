@@ -4,6 +4,7 @@ The likeliest token is drawn (`top_p` close to 0) at two temperatures. Truncated
 zero both times; tempered ones fall as the temperature rises; raw ones stay the same.
 """
 
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from burnish.core.records import GenerateRequest, SamplingParams
@@ -37,6 +38,11 @@ async def measure_scope(dialect: Dialect, wire: Wire, model: str, salt: str) -> 
     if all(hot < cold - _SAME_NATS for cold, hot in pairs):
         return LogprobScope.TEMPERED
     return LogprobScope.RAW
+
+
+def weakest(scopes: Sequence[LogprobScope]) -> LogprobScope:
+    """What all of them can promise."""
+    return min(scopes, key=(LogprobScope.RAW, LogprobScope.TEMPERED, LogprobScope.SAMPLED).index)
 
 
 async def _likeliest(
