@@ -6,6 +6,7 @@ the ways in which real ones do.
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -53,7 +54,14 @@ class Faults:
 class EngineServer:
     """A server of one kind on a free port of this machine."""
 
-    def __init__(self, kind: str, config: ModelConfig, state: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        config: ModelConfig,
+        state: Mapping[str, Any],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self.config, self.faults = config, Faults()
         self.kind, self._initial = kind, state
         self.label = "default"
@@ -68,7 +76,8 @@ class EngineServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self.port}"
 
     def restart(self) -> None:
         """As a process that is started anew: the first weights, no label, the same port."""
@@ -94,7 +103,9 @@ class EngineServer:
         # Handlers end when their client hangs up: that is what aborts a request.
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
+        site = web.TCPSite(
+            self._runner, "127.0.0.1", self.port, reuse_address=True, ssl_context=self._tls
+        )
         await site.start()
         self.port = self._runner.addresses[0][1]
 

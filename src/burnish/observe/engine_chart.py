@@ -69,7 +69,7 @@ def _panel(panel: Panel, top: float) -> str:
         if x_ticks[-1] == x_ticks[0]:
             return (left + right) / 2
         share = math.log(x / x_ticks[0]) / math.log(x_ticks[-1] / x_ticks[0])
-        return left + 20 + share * (right - left - 40)
+        return left + 40 + share * (right - left - 80)
 
     def down(y: float) -> float:
         return lower - math.log(y / low) / math.log(high / low) * (lower - upper)

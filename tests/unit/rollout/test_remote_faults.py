@@ -1,6 +1,9 @@
 """Servers that die, hang, lie and come back: what a client makes of each."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -189,6 +192,28 @@ def test_a_token_is_demanded_and_given_from_file_or_environment(
     asyncio.run(connect("vllm", server.url, token_env="ENGINE_TOKEN").close())
     with pytest.raises(UserError, match="holds no token"):
         connect("vllm", server.url, token_env="NOT_SET_AT_ALL")
+
+
+def test_a_private_authority_is_trusted_if_its_certificate_is_given(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate: sudo apt-get install openssl")
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    make += ["-nodes", "-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*make, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(cert, key)
+    server = EngineServer("vllm", CONFIG, state(0), tls)
+    try:
+        asyncio.run(connect("vllm", server.url, ca_file=cert).close())
+        with pytest.raises(UserError, match="certificate is not trusted"):
+            connect("vllm", server.url)
+        with pytest.raises(UserError, match="holds no certificates"):
+            connect("vllm", server.url, ca_file=key)
+        with pytest.raises(ClassifiedFailure):
+            connect("vllm", server.url.replace("https", "http"))
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(
