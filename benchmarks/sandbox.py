@@ -27,7 +27,6 @@ from burnish.core.boxes import ExecStatus, Limits, Sandbox
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import find_python
-from burnish.sandbox.native.groups import reserve_files
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.proctree import read_processes
 
@@ -246,20 +245,11 @@ async def forks(n: int) -> AsyncIterator[Row]:
     yield row("16 forks, first exec of each", medians[0], "posix_spawn", medians[1], 60, n)
 
 
-def allowed(num_boxes: int) -> int:
-    """Fewer where this process may not have so many open files."""
-    while True:
-        try:
-            reserve_files(num_boxes + 1)
-        except UserError:
-            num_boxes -= 100
-        else:
-            return num_boxes
-
-
 async def crowd(num_boxes: int) -> AsyncIterator[Row]:
     """Many boxes alive at once."""
-    num_boxes = allowed(num_boxes)
+    async with pool_of(max_boxes=1, warm_boxes=0) as pool:
+        tightest = pool.room()[0]
+    num_boxes = min(num_boxes, tightest.most - 1)
     before = memory_used_bytes()
     async with pool_of(max_boxes=num_boxes + 1, warm_boxes=0) as pool:
         start = time.perf_counter()
@@ -274,7 +264,8 @@ async def crowd(num_boxes: int) -> AsyncIterator[Row]:
                     return (await box.exec(TRUE, limits=LIMITS)).status is ExecStatus.OK
 
             answered = sum(await asyncio.gather(*map(alive, boxes)))
-    note = f"made in {seconds:.1f} s; {used / num_boxes / 2**20:.2f} MiB each"
+    note = f"{seconds:.1f} s to make, {used / num_boxes / 2**20:.2f} MiB each; "
+    note += f"most {tightest.most}: {tightest.what}"
     gib = used / 2**30
     target = 5 * num_boxes / 4000
     yield count(f"{num_boxes} live boxes", round(gib, 2), "GiB", target, gib <= target, note)

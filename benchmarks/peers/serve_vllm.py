@@ -22,7 +22,7 @@ def build(setup: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(
         setup["directory"],
         dtype="bfloat16",
-        # Compilation takes minutes here and brought nothing (measured: 115 s of compiling for +-10 %).
+        # Compiling takes two minutes of start-up here and was worth less than the noise.
         enforce_eager=True,
         max_model_len=setup["max_tokens"],
         max_num_seqs=setup["max_batch"],

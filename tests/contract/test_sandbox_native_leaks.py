@@ -16,8 +16,8 @@ import pytest
 from burnish.core.boxes import ExecStatus, Limits, Policy
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.native.groups import _FDS_PER_BOX
 from burnish.sandbox.native.pool import NativePool
+from burnish.sandbox.native.room import _files_per_box
 from burnish.sandbox.native.stateful import NativeBox
 from burnish.sandbox.proctree import Process, open_process, read_processes, start_ticks
 
@@ -196,7 +196,7 @@ def test_thousands_of_cycles_with_random_kills_leave_nothing(pool: NativePool) -
 def test_many_boxes_need_no_more_files_than_is_checked_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("burnish.sandbox.native.pool.reserve_files", lambda max_boxes: False)
+    monkeypatch.setattr("burnish.sandbox.native.stations.make_room", lambda *_: False)
     count = 12
     pool = NativePool(SandboxConfig(max_boxes=count, warm_boxes=0))
 
@@ -213,7 +213,10 @@ def test_many_boxes_need_no_more_files_than_is_checked_at_the_start(
 
     before = len(os.listdir("/proc/self/fd"))
     try:
-        assert asyncio.run(main()) <= before + count * _FDS_PER_BOX + _FDS_OF_A_LOOP
+        assert (
+            asyncio.run(main())
+            <= before + count * _files_per_box(pool._stations.controllers) + _FDS_OF_A_LOOP
+        )
     finally:
         asyncio.run(pool.close())
 

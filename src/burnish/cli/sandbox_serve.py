@@ -90,4 +90,6 @@ def _pool_config(backend: str, max_boxes: int, audit: Path | None) -> "SandboxCo
     except ValidationError as error:
         first = error.errors()[0]
         flag = f"--{first['loc'][0]}".replace("_", "-")
-        raise UserError(f"{flag} {first['input']}: {first['msg']}.", fix="see --help") from error
+        raise UserError(
+            f"{flag} {first['input']}: {first['msg']}.", fix="burnish sandbox serve --help"
+        ) from error

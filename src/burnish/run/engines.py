@@ -110,7 +110,8 @@ async def _remote(config: RunConfig, loaded: LoadedModel, for_training: bool) ->
     if not for_training:
         return engine
     try:
-        engine.capabilities.require(*_TRAINING)
+        inflight = EngineFeature(f"inflight_{config.engine.inflight}")
+        engine.capabilities.require(*_TRAINING, inflight)
         rollout = config.rollout
         params = SamplingParams(temperature=rollout.temperature, top_p=rollout.top_p)
         engine.check(GenerateRequest(request_id="rollout", prompt_ids=(0,), params=params))

@@ -10,8 +10,10 @@ from burnish.sandbox.cgroup_files import (
     OVERHEAD_PIDS,
     ControlFiles,
     Counters,
+    GroupLimits,
     cpu_quota_us,
     disks,
+    group_limits,
     make_directory,
     remove_directories,
 )
@@ -45,7 +47,7 @@ class GroupV1:
         self._joined = False
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
-        self._limits: Limits | None = None
+        self._written: GroupLimits | None = None
         memory = self._dirs.get("memory")
         self._memory = f"{memory}/memory." if memory else None
         self._has_swap = memory is not None and os.path.exists(
@@ -56,14 +58,14 @@ class GroupV1:
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed."""
-        if limits != self._limits:
-            self._limits = None
+        wanted = group_limits(limits)
+        if wanted != self._written:
+            self._written = None
             self._write(limits)
-            self._limits = limits
+            self._written = wanted
         if self._memory:
-            peak = self._files.descriptor(f"{self._memory}max_usage_in_bytes", os.O_RDWR)
             with contextlib.suppress(OSError):
-                os.pwrite(peak, b"0", 0)
+                self._files.rewrite(f"{self._memory}max_usage_in_bytes", "0")
 
     def _write(self, limits: Limits) -> None:
         if self._memory:
@@ -150,7 +152,7 @@ class GroupV1:
                 for member in waiting:
                     with contextlib.suppress(ProcessLookupError):
                         self._files.write(f"{path}/cgroup.procs", str(member))
-        self._joined, self._limits = True, None
+        self._joined, self._written = True, None
 
     def _members(self) -> list[int]:
         for path in self.attach_files():
@@ -170,7 +172,7 @@ class GroupV1:
         """Reset by `set_limits`."""
         if self._memory is None:
             return None
-        return int(self._files.read(f"{self._memory}max_usage_in_bytes"))
+        return int(self._files.read(f"{self._memory}max_usage_in_bytes", os.O_RDWR))
 
     def held_bytes(self) -> int:
         """Without a memory controller nothing is charged."""
@@ -178,7 +180,8 @@ class GroupV1:
 
     def left(self) -> None:
         """The next box starts outside of the late trees, without their limits."""
-        self._joined, self._limits = False, None
+        if self._joined:
+            self._joined, self._written = False, None
 
     def delete(self) -> bool:
         """Try each tree."""

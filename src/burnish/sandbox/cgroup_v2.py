@@ -11,8 +11,10 @@ from burnish.sandbox.cgroup_files import (
     OVERHEAD_PIDS,
     ControlFiles,
     Counters,
+    GroupLimits,
     cpu_quota_us,
     disks,
+    group_limits,
     remove_directories,
 )
 
@@ -30,7 +32,7 @@ class GroupV2:
         self._names = frozenset(controllers)
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
-        self._limits: Limits | None = None
+        self._written: GroupLimits | None = None
         self._keeps_peak = False
 
     @property
@@ -40,10 +42,11 @@ class GroupV2:
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed. Out of memory kills the whole box, never a part of it."""
-        if limits != self._limits:
-            self._limits = None
+        wanted = group_limits(limits)
+        if wanted != self._written:
+            self._written = None
             self._write(limits)
-            self._limits = limits
+            self._written = wanted
         if "memory" in self._names:
             self._reset_peak()
 
@@ -113,11 +116,13 @@ class GroupV2:
         )
 
     def peak_memory_bytes(self) -> int | None:
-        """Since the box was made where the kernel (< 6.12) cannot reset it."""
+        """Since the box was made where the kernel (< 6.12) cannot reset it. To be asked once."""
         try:
             return int(os.pread(self._peak(), 64, 0))
         except OSError:
             return None
+        finally:
+            self._files.trim()
 
     def _peak(self) -> int:
         try:

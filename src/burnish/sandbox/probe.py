@@ -10,6 +10,8 @@ from burnish.sandbox.bubblewrap.inspection import find_bwrap
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python, python_argv
 from burnish.sandbox.native.binary import helper_problem
+from burnish.sandbox.native.pool import NativePool
+from burnish.sandbox.native.room import Bound, memory_bound, this_host
 from burnish.sandbox.oci.probe import probe_runtimes
 from burnish.sandbox.session.criu import criu_probe
 from burnish.sandbox.start import open_pool
@@ -39,6 +41,8 @@ def probe() -> Probe:
         checks.append(_python_check(asyncio.run(_run_python(best))))
         checks.append(native_check if native else _demoted(native_check, Importance.BETTER))
         checks.append(_helper_check())
+        if isinstance(native, NativePool):
+            checks.append(_room_check(native.room()[0], memory_bound(this_host())))
         checks.append(_demoted(bwrap_check, Importance.OPTIONAL))
     for pool in (native, bwrap):
         if pool is not None:
@@ -89,6 +93,24 @@ def _helper_check() -> Check:
         ok=problem is None,
         detail="compiled" if problem is None else f"in Python, boxes start slower: {problem}",
         fix="" if problem is None else _HELPER_FIX,
+        importance=Importance.BETTER,
+    )
+
+
+def _room_check(limit: Bound, memory: Bound) -> Check:
+    """How many boxes at once; the default of a pool is what runs need."""
+    most = max(0, min(limit.most, memory.most))
+    default = SandboxConfig()
+    tightest = min(limit, memory)
+    enough = most >= default.max_boxes + default.warm_boxes
+    detail = f"{most} boxes at once: {tightest.what}"
+    if tightest is memory:
+        detail += f"; {limit.most} by {limit.what}"
+    return Check(
+        name="sandbox room",
+        ok=enough,
+        detail=detail,
+        fix="" if enough else tightest.fix,
         importance=Importance.BETTER,
     )
 

@@ -252,6 +252,9 @@ def test_what_the_engine_was_not_given_is_refused(decoder: Decoder, request_for:
     engine = EngineCore(decoder.config, decoder.state_dict(), limits=LIMITS)
     with pytest.raises(UserError, match="tokenizer"):
         engine.add(request_for("a", [1], stop=("x",)))
+    hasty = GenerateRequest(request_id="a", prompt_ids=(1,), params=SamplingParams(), priority=101)
+    with pytest.raises(UserError, match="priority"):
+        engine.add(hasty)
     adapted = GenerateRequest(
         request_id="a", prompt_ids=(1,), params=SamplingParams(), adapter="mine"
     )
@@ -291,7 +294,7 @@ def test_a_pinned_prefix_survives_pressure_and_updates(make_decoder: Any, reques
         return got.cached_tokens
 
     assert cached("first") == 0
-    pressure = [request_for(f"p{i}", range(i, i + 60), max_tokens=20, seed=i) for i in range(6)]
+    pressure = [request_for(f"p{i}", range(i, i + 60), max_tokens=1) for i in range(3)]
     run(engine, *pressure)
     assert cached("second") >= 16
     engine.update_weights(make_decoder(seed=1).state_dict(), 1)

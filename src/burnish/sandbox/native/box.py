@@ -15,12 +15,12 @@ from burnish.sandbox.cancellation import insist, resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.commands import BASE_ENV, WORK, check_argv
 from burnish.sandbox.files import split_path
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.limits import check_enforced, check_limits, rlimits
 from burnish.sandbox.memory_files import anonymous, sealed
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.gauge import Gauge
-from burnish.sandbox.native.image_settings import JobUser
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
@@ -52,7 +52,7 @@ class LiveBox:
         self._policy = policy
         self._kind = kind_of(policy)
         # What installs packages has to be root of the box.
-        self._user = JobUser(0, 0) if self._kind.packages else station.user
+        self._user = ImageUser(0, 0) if self._kind.packages else station.user
         image = station.image
         self._base_env = tuple({**BASE_ENV, **(image.env if image else {})}.items())
         self._workdir = (image.workdir if image else "") or WORK

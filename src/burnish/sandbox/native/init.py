@@ -7,11 +7,11 @@ time, ends the box; it never hangs or misleads the owner.
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import struct
 
 from burnish.sandbox.native import wire
+from burnish.sandbox.native.box_process import BoxProcess
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.protocol import HEADER, Op
 from burnish.sandbox.native.wire import BadReply, Reply
@@ -25,13 +25,14 @@ _KILL = HEADER.pack(HEADER.size, Op.KILL, 0, 0)
 class Init:
     """Process 1 of one box."""
 
-    __slots__ = ("_next", "_pidfd", "_socket", "dead", "fileno", "number", "pid", "upper_fd")
+    __slots__ = ("_next", "_process", "_socket", "dead", "fileno", "number", "pid", "upper_fd")
 
     def __init__(self, number: int, pid: int, fds: tuple[int, ...]) -> None:
         """Take over control socket, pidfd and the directory `u`, in this order."""
         self.number = number
         self.pid = pid
-        control, self._pidfd, self.upper_fd = fds
+        control, pidfd, self.upper_fd = fds
+        self._process = BoxProcess(pid, pidfd)
         self._socket = socket.socket(fileno=control)
         self._socket.setblocking(False)
         self.fileno = control
@@ -138,8 +139,10 @@ class Init:
     def kill(self) -> None:
         """End the box at once: with process 1 dies its whole pid namespace."""
         self.dead = True
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if not self._process.kill():
+            # It ends with its socket, or when the helper is told that the box is not needed.
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def room(self) -> os.statvfs_result:
         """Of the file system that holds what the box wrote."""
@@ -150,5 +153,5 @@ class Init:
         if self.fileno >= 0:
             self.fileno = -1
             self._socket.close()
-            os.close(self._pidfd)
+            self._process.close()
             os.close(self.upper_fd)

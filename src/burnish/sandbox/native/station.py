@@ -15,12 +15,13 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.cancellation import resolve
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.images.base import ImageRoot
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.client import Answer, Helper, failure
 from burnish.sandbox.native.gauge import Census
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
-from burnish.sandbox.native.image_settings import JobUser, image_problem, is_machines
+from burnish.sandbox.native.image_settings import image_problem, is_machines
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.layer_files import LayerFiles
 from burnish.sandbox.native.protocol import Flag, Op
@@ -44,9 +45,8 @@ class Room(NamedTuple):
 
 def room_for(limits: Limits) -> Room:
     """What these limits mean; inodes cost memory too, so there is always a bound."""
-    inodes = limits.num_inodes
-    if inodes is None:
-        inodes = max(256, limits.disk_bytes // _PAGE_BYTES)
+    by_size = max(256, limits.disk_bytes // _PAGE_BYTES)
+    inodes = by_size if limits.num_inodes is None else limits.num_inodes
     return Room(limits.disk_bytes, inodes - _SPARE_INODES, limits.shm_bytes or 0)
 
 
@@ -153,7 +153,7 @@ class Station:
         self,
         helper: Helper,
         image: ImageRoot | None,
-        user: JobUser,
+        user: ImageUser,
         ids: Identities,
         groups: Groups | None,
         template: Template | None = None,
