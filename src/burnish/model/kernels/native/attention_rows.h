@@ -1,4 +1,5 @@
-/* All rows of some neighbouring tokens over the keys of one key/value head. */
+/* All rows of some neighbouring tokens over the keys of some key/value heads. Rows are in order of
+   key/value head, token, query head. */
 #pragma once
 #include "attention_pages.h"
 
@@ -27,8 +28,8 @@ typedef struct {
     int64_t first[BLOCK_UNITS];
     const char *keys[BLOCK_UNITS * UNIT_VECS];
     const char *values[BLOCK_UNITS];
-    /* From these keys and values to those of the next block, 0 if there is none. */
-    int64_t ahead[BLOCK_UNITS * UNIT_VECS], value_ahead[BLOCK_UNITS];
+    /* Those of the next block; where there are none, these. */
+    const char *next_keys[BLOCK_UNITS], *next_values[BLOCK_UNITS];
     /* One-byte pages: widened copies and their scales. */
     int scaled;
     float key_scales[BLOCK_KEYS], value_scales[BLOCK_KEYS];
@@ -47,16 +48,25 @@ typedef struct {
     const query_batch *batch;
     const page_span *span;
     const int32_t *table;
-    int64_t head, group, words;
-    /* Tokens of the span, and parts of their keys. */
-    int64_t from, to, part_from, part_to;
+    int64_t group, words;
+    /* Heads of keys and values, tokens of the span, parts of their keys. */
+    int64_t head_from, head_to, from, to, part_from, part_to;
     /* Place among the partial results, -1 if these rows are done in one piece. */
     int64_t partial;
 } row_task;
 
-INLINE int64_t rows_of(const row_task *t) { return (t->to - t->from) * t->group; }
+INLINE int64_t rows_per_head(const row_task *t) { return (t->to - t->from) * t->group; }
+INLINE int64_t rows_of(const row_task *t) {
+    return (t->head_to - t->head_from) * rows_per_head(t);
+}
 INLINE int64_t position_of(const row_task *t, int64_t row) {
-    return t->span->start + t->from + row / t->group;
+    return t->span->start + t->from + row % rows_per_head(t) / t->group;
+}
+/* Where the numbers of a row begin in queries and outputs. */
+INLINE int64_t place_of(const row_task *t, int64_t row) {
+    int64_t head = (t->head_from + row / rows_per_head(t)) * t->group + row % t->group;
+    int64_t token = t->span->first + t->from + row % rows_per_head(t) / t->group;
+    return (token * t->batch->heads + head) * t->store->width;
 }
 INLINE int64_t window_start(const page_span *span, int64_t position) {
     int64_t low = span->window ? position - span->window + 1 : 0;
@@ -64,7 +74,8 @@ INLINE int64_t window_start(const page_span *span, int64_t position) {
 }
 
 /* Point `block` at the units from key `start` that some row of the task may see. */
-INLINE void take_block(const row_task *t, int64_t start, bf16 *wide, key_block *block) {
+INLINE void take_block(const row_task *t, int64_t head, int64_t start, bf16 *wide,
+                       key_block *block) {
     const page_store *s = t->store;
     int64_t low = window_start(t->span, t->span->start + t->from);
     int64_t last = t->span->start + t->to - 1, written = t->span->start + t->span->count;
@@ -74,11 +85,11 @@ INLINE void take_block(const row_task *t, int64_t start, bf16 *wide, key_block *
         int64_t page = t->table[key / s->page_keys], offset = key % s->page_keys;
         if (page < 0 || (key >= t->span->sink && key + UNIT_KEYS <= low)) continue;
         int u = block->units++;
-        const char *keys = head_of(s, page, t->head) + offset / UNIT_KEYS * unit_bytes(s);
+        const char *keys = head_of(s, page, head) + offset / UNIT_KEYS * unit_bytes(s);
         const char *values = keys + half_bytes(s);
         block->first[u] = key;
         if (block->scaled) {
-            const bf16 *scales = (const bf16 *)(head_of(s, page, t->head) + 2 * half_bytes(s));
+            const bf16 *scales = (const bf16 *)(head_of(s, page, head) + 2 * half_bytes(s));
             bf16 *to = wide + u * 2 * UNIT_KEYS * s->width;
             for (int64_t i = 0; i < UNIT_KEYS * s->width; i += 2 * UNIT_KEYS) {
                 widen_line((const uint8_t *)keys + i, to + i, (int)s->kind);
@@ -93,16 +104,25 @@ INLINE void take_block(const row_task *t, int64_t start, bf16 *wide, key_block *
             }
             keys = (const char *)to, values = (const char *)(to + UNIT_KEYS * s->width);
         }
-        int64_t further = 0, next = key + BLOCK_KEYS;
-        if (!block->scaled && next <= last && t->table[next / s->page_keys] >= 0)
-            further = head_of(s, t->table[next / s->page_keys], t->head) +
-                      next % s->page_keys / UNIT_KEYS * unit_bytes(s) - keys;
-        for (int v = 0; v < UNIT_VECS; v++) {
+        for (int v = 0; v < UNIT_VECS; v++)
             block->keys[u * UNIT_VECS + v] = keys + v * LANES * 4;
-            block->ahead[u * UNIT_VECS + v] = further;
-        }
         block->values[u] = values;
-        block->value_ahead[u] = further;
+    }
+}
+
+/* Point to the units of the block from key `start` as the next ones. */
+INLINE void take_next(const row_task *t, int64_t head, int64_t start, key_block *block) {
+    const page_store *s = t->store;
+    int64_t last = t->span->start + t->to - 1;
+    for (int u = 0; u < BLOCK_UNITS; u++) {
+        int64_t key = start + u * UNIT_KEYS;
+        int32_t page = key <= last ? t->table[key / s->page_keys] : -1;
+        block->next_keys[u] = block->keys[0];
+        block->next_values[u] = block->values[0];
+        if (page < 0 || block->scaled) continue;
+        block->next_keys[u] =
+            head_of(s, page, head) + key % s->page_keys / UNIT_KEYS * unit_bytes(s);
+        block->next_values[u] = block->next_keys[u] + half_bytes(s);
     }
 }
 
@@ -161,7 +181,7 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
     for (int v = 0; v < units * UNIT_VECS; v += TILE_VECS) {
         int left = units * UNIT_VECS - v;
         score_rows(count, left < TILE_VECS ? left : TILE_VECS, t->words, queries, t->words,
-                   block->keys + v, block->ahead + v, scores + v * LANES, wide);
+                   block->keys + v, block->next_keys, scores + v * LANES, wide);
     }
     for (int r = 0; r < count; r++)
         fade[r] = weigh(t, block, units, position_of(t, row + r), scores + r * BLOCK_KEYS,
@@ -171,11 +191,14 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
     int64_t keys = (units - 1) * UNIT_KEYS + (in_last < UNIT_KEYS ? in_last : UNIT_KEYS);
     int64_t steps = wide ? keys : (keys + 1) / 2;
     for (int64_t column = 0; column < width; column += TILE_VECS * LANES) {
-        const char *values[BLOCK_UNITS];
-        for (int u = 0; u < units; u++) values[u] = block->values[u] + column * 4;
+        const char *values[BLOCK_UNITS], *next[BLOCK_UNITS];
+        for (int u = 0; u < units; u++) {
+            values[u] = block->values[u] + column * 4;
+            next[u] = block->next_values[u] + column * 4;
+        }
         int64_t left = (width - column) / LANES;
         mix_rows(count, left < TILE_VECS ? (int)left : TILE_VECS, steps, weights, values,
-                 block->value_ahead, width * 4, fade, w->accs + row * width + column, width, wide);
+                 next, width * 4, fade, w->accs + row * width + column, width, wide);
     }
 }
 
@@ -191,11 +214,17 @@ INLINE void run_part(const row_task *t, int64_t part, const row_space *w, int wi
     for (int64_t start = part * PART_KEYS; start < end; start += BLOCK_KEYS) {
         if (start >= t->span->sink && start < low) start = low;
         if (start >= end) break;
-        key_block block;
-        take_block(t, start, w->wide, &block);
-        for (int64_t row = 0; row < rows; row += TILE_ROWS)
-            add_block(t, &block, row, rows - row < TILE_ROWS ? (int)(rows - row) : TILE_ROWS, w,
-                      wide);
+        /* Head by head within a block: the heads of a page lie side by side. */
+        for (int64_t head = t->head_from; head < t->head_to; head++) {
+            key_block block;
+            take_block(t, head, start, w->wide, &block);
+            if (!block.units) continue;
+            take_next(t, head, start + BLOCK_KEYS, &block);
+            int64_t row = (head - t->head_from) * rows_per_head(t), end_row = row + rows_per_head(t);
+            for (; row < end_row; row += TILE_ROWS)
+                add_block(t, &block, row,
+                          end_row - row < TILE_ROWS ? (int)(end_row - row) : TILE_ROWS, w, wide);
+        }
     }
 }
 
@@ -218,10 +247,7 @@ INLINE void merge_row(int64_t width, float top, const float *sums, const float *
 }
 
 INLINE void finish_row(const row_task *t, int64_t row, const float *sums, const float *acc) {
-    int64_t width = t->store->width;
-    int64_t token = t->span->first + t->from + row / t->group;
-    int64_t head = t->head * t->group + row % t->group;
-    int64_t at = (token * t->batch->heads + head) * width;
+    int64_t width = t->store->width, at = place_of(t, row);
     vec total = v_set(v_sum(v_load(sums)));
     for (int64_t i = 0; i < width; i += LANES) {
         vec x = v_div(v_load(acc + i), total);
@@ -234,9 +260,7 @@ INLINE void finish_row(const row_task *t, int64_t row, const float *sums, const 
 INLINE void take_queries(const row_task *t, uint32_t *to, int wide) {
     int64_t rows = rows_of(t), width = t->store->width;
     for (int64_t row = 0; row < rows; row++) {
-        int64_t token = t->span->first + t->from + row / t->group;
-        int64_t head = t->head * t->group + row % t->group;
-        int64_t at = (token * t->batch->heads + head) * width;
+        int64_t at = place_of(t, row);
         uint32_t *words = to + row * t->words;
         if (!t->batch->is_f32)
             memcpy(words, (const bf16 *)t->batch->queries + at, (size_t)width * 2);

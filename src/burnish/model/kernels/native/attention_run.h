@@ -29,27 +29,36 @@ INLINE int64_t parts_of(const page_span *span) {
     return (span->start + span->count + PART_KEYS - 1) / PART_KEYS;
 }
 
+/* How finely spans are cut, from the coarsest. Short spans keep their heads together as long as
+   there are tasks enough: the heads of a page are neighbours in memory. */
+enum cut { CUT_TOKENS, CUT_PARTS, CUT_HEADS, NUM_CUTS };
+
 /* Tasks of all spans, written to `tasks` if it is not NULL; how many, and in `num_partial` how many
-   rows x parts are merged later. A span is cut by parts if there are too few tasks otherwise. */
+   rows x parts are merged later. */
 static int64_t plan_tasks(const page_store *store, const query_batch *batch,
                           const page_span *spans, int64_t num_spans, const int32_t *tables,
-                          int by_parts, row_task *tasks, int64_t *num_partial) {
+                          enum cut cut, row_task *tasks, int64_t *num_partial) {
     int64_t group = batch->heads / store->heads, step = tokens_of_task(group), num = 0;
     *num_partial = 0;
     for (int64_t i = 0; i < num_spans; i++) {
         const page_span *span = spans + i;
         int64_t parts = parts_of(span);
-        int cut = by_parts && span->count <= step && parts > 1;
+        int by_parts = cut >= CUT_PARTS && span->count <= step && parts > 1;
+        int together = cut < CUT_HEADS && span->count * batch->heads <= TASK_ROWS;
+        int64_t heads = together ? store->heads : 1;
         /* The last tokens see most keys: they start first. */
         for (int64_t to = span->count; to > 0; to -= step)
-            for (int64_t head = 0; head < store->heads; head++)
-                for (int64_t part = 0; part < (cut ? parts : 1); part++) {
+            for (int64_t head = 0; head < store->heads; head += heads)
+                for (int64_t part = 0; part < (by_parts ? parts : 1); part++) {
                     int64_t from = to > step ? to - step : 0;
                     int64_t seen = (span->start + to + PART_KEYS - 1) / PART_KEYS;
-                    row_task t = {store, batch, span, tables + span->table, head, group,
-                                  store->width / (store->kind == PAGE_F32 ? 1 : 2), from, to,
-                                  cut ? part : 0, cut ? part + 1 : seen, -1};
-                    if (cut) {
+                    row_task t = {.store = store, .batch = batch, .span = span,
+                                  .table = tables + span->table, .group = group,
+                                  .words = store->width / (store->kind == PAGE_F32 ? 1 : 2),
+                                  .head_from = head, .head_to = head + heads, .from = from,
+                                  .to = to, .part_from = by_parts ? part : 0,
+                                  .part_to = by_parts ? part + 1 : seen, .partial = -1};
+                    if (by_parts) {
                         t.partial = *num_partial;
                         *num_partial += rows_of(&t);
                     }
@@ -149,21 +158,24 @@ int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
                           const page_span *spans, int64_t num_spans, const int32_t *tables,
                           int num_threads) {
     int64_t group = batch->heads / store->heads, num_partial;
-    int64_t num = plan_tasks(store, batch, spans, num_spans, tables, 0, NULL, &num_partial);
-    int by_parts = num < TASKS_PER_THREAD * num_threads;
-    num = plan_tasks(store, batch, spans, num_spans, tables, by_parts, NULL, &num_partial);
+    int64_t num = 0;
+    enum cut cut = CUT_TOKENS;
+    for (;; cut++) {
+        num = plan_tasks(store, batch, spans, num_spans, tables, cut, NULL, &num_partial);
+        if (num >= TASKS_PER_THREAD * num_threads || cut == NUM_CUTS - 1) break;
+    }
     if (!num) return 0;
     int64_t most = 0, rows;
     for (int64_t i = 0; i < num_spans; i++) most = spans[i].count > most ? spans[i].count : most;
     if (most > tokens_of_task(group)) most = tokens_of_task(group);
-    rows = most * group;
+    rows = most * group > TASK_ROWS ? most * group : TASK_ROWS;
     row_space unused;
     int64_t space = lay_out(NULL, store, rows, &unused);
     int64_t partial_bytes = aligned(num_partial * partial_floats(store) * 4);
     row_task *tasks = malloc(sizeof(row_task) * (size_t)num);
     char *memory = aligned_alloc(64, (size_t)(space * num_threads + partial_bytes));
     if (tasks && memory) {
-        plan_tasks(store, batch, spans, num_spans, tables, by_parts, tasks, &num_partial);
+        plan_tasks(store, batch, spans, num_spans, tables, cut, tasks, &num_partial);
         run_tasks(tasks, num, (float *)(memory + space * num_threads), memory, space, rows,
                   store->kind == PAGE_F32, num_threads);
     }
