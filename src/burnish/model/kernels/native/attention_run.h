@@ -75,29 +75,31 @@ INLINE int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static int64_t lay_out(char *memory, const page_store *store, int64_t rows, row_space *space) {
     int64_t row = rows * 4, lanes = rows * LANES * 4, wide = rows * store->width * 4;
     int64_t copies = is_narrow(store->kind) ? 2 * BLOCK_KEYS * store->width * 2 : 0;
-    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, copies}, at[9] = {0};
-    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + aligned(sizes[i]);
+    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, row, row, copies}, at[11] = {0};
+    for (int i = 0; i < 10; i++) at[i + 1] = at[i] + aligned(sizes[i]);
     *space = (row_space){(uint32_t *)(memory + at[0]), (float *)(memory + at[1]),
                          (float *)(memory + at[2]),    (float *)(memory + at[3]),
                          (float *)(memory + at[4]),    (float *)(memory + at[5]),
-                         (float *)(memory + at[6]),    (bf16 *)(memory + at[7])};
-    return at[8];
+                         (float *)(memory + at[6]),    (float *)(memory + at[7]),
+                         (int32_t *)(memory + at[8]),  memory + at[9]};
+    return at[10];
 }
 
 /* `partials` holds, per row, LANES sums, `width` numbers and the top. */
 INLINE int64_t partial_floats(const page_store *store) { return LANES + store->width + LANES; }
 
-INLINE void run_task(const row_task *t, const row_space *w, float *partials, int wide) {
+INLINE void run_task(const row_task *t, const row_space *w, float *partials,
+                     enum products products) {
     int64_t rows = rows_of(t), width = t->store->width;
     row_space part = *w;
     part.tops = w->part_tops, part.sums = w->part_sums, part.accs = w->part_accs;
-    take_queries(t, w->queries, wide);
+    take_queries(t, w, products);
     for (int64_t r = 0; r < rows; r++) w->tops[r] = -INFINITY;
     /* Rows that see no key at all divide zero by zero. */
     memset(w->sums, 0, sizeof(float) * (size_t)(rows * LANES));
     memset(w->accs, 0, sizeof(float) * (size_t)(rows * width));
     for (int64_t p = t->part_from; p < t->part_to; p++) {
-        run_part(t, p, &part, wide);
+        run_part(t, p, &part, products);
         for (int64_t r = 0; r < rows; r++)
             merge_row(width, part.tops[r], part.sums + r * LANES, part.accs + r * width,
                       w->tops + r, w->sums + r * LANES, w->accs + r * width);
@@ -131,7 +133,7 @@ static void merge_parts(const row_task *t, const float *partials, const row_spac
 }
 
 static void run_tasks(const row_task *tasks, int64_t num, float *partials, char *spaces,
-                      int64_t space_bytes, int64_t rows, int wide, int num_threads) {
+                      int64_t space_bytes, int64_t rows, int num_threads) {
     const page_store *store = tasks->store;
     int64_t next = 0;
 #pragma omp parallel num_threads(num_threads)
@@ -143,8 +145,10 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
 #pragma omp atomic capture
             mine = next++;
             if (mine >= num) break;
-            if (wide) run_task(tasks + mine, &w, partials, 1);
-            else run_task(tasks + mine, &w, partials, 0);
+            if (store->kind == PAGE_F32) run_task(tasks + mine, &w, partials, PRODUCTS_F32);
+            else if (HAS_BYTE_PRODUCTS && store->kind == PAGE_INT8)
+                run_task(tasks + mine, &w, partials, PRODUCTS_BYTES);
+            else run_task(tasks + mine, &w, partials, PRODUCTS_PAIRS);
         }
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -177,7 +181,7 @@ int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
     if (tasks && memory) {
         plan_tasks(store, batch, spans, num_spans, tables, cut, tasks, &num_partial);
         run_tasks(tasks, num, (float *)(memory + space * num_threads), memory, space, rows,
-                  store->kind == PAGE_F32, num_threads);
+                  num_threads);
     }
     int failed = !tasks || !memory;
     free(tasks);

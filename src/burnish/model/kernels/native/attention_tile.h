@@ -11,6 +11,9 @@
 
 enum { UNIT_VECS = UNIT_KEYS / LANES, TILE_VECS = 4, LINE_BYTES = 64 };
 
+/* What products are made of. */
+enum products { PRODUCTS_PAIRS, PRODUCTS_F32, PRODUCTS_BYTES };
+
 /* One vector of words, ready to be multiplied by a broadcast word. */
 #ifdef __AVX512BF16__
 enum { TILE_ROWS = 6 };
@@ -66,6 +69,37 @@ INLINE void store_weights(bf16 *to, vec x) { v_store_bf16(to, x); }
 /* Into the second-level cache: the first would have to give up what is being read. Measured on
    Zen 4, pages of 4 KiB in random order: 14 GB/s, to the first level 11, without 9. */
 INLINE void fetch(const char *at) { __builtin_prefetch(at, 0, 2); }
+
+/* Whole numbers of a vector's lanes. */
+#if LANES == 16
+typedef __m512i vint;
+INLINE vint i_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void i_store(void *p, vint x) { _mm512_storeu_si512(p, x); }
+INLINE vint i_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
+INLINE vint i_and(vint a, vint b) { return _mm512_and_si512(a, b); }
+INLINE vint i_or(vint a, vint b) { return _mm512_or_si512(a, b); }
+INLINE vint i_xor(vint a, vint b) { return _mm512_xor_si512(a, b); }
+INLINE vint i_left(vint a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right(vint a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right_signed(vint a, int n) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vec i_to_vec(vint a) { return _mm512_cvtepi32_ps(a); }
+INLINE vec i_as_vec(vint a) { return _mm512_castsi512_ps(a); }
+INLINE vint v_as_int(vec a) { return _mm512_castps_si512(a); }
+#else
+typedef __m256i vint;
+INLINE vint i_load(const void *p) { return _mm256_loadu_si256(p); }
+INLINE void i_store(void *p, vint x) { _mm256_storeu_si256(p, x); }
+INLINE vint i_set(uint32_t x) { return _mm256_set1_epi32((int)x); }
+INLINE vint i_and(vint a, vint b) { return _mm256_and_si256(a, b); }
+INLINE vint i_or(vint a, vint b) { return _mm256_or_si256(a, b); }
+INLINE vint i_xor(vint a, vint b) { return _mm256_xor_si256(a, b); }
+INLINE vint i_left(vint a, int n) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right(vint a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right_signed(vint a, int n) { return _mm256_sra_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vec i_to_vec(vint a) { return _mm256_cvtepi32_ps(a); }
+INLINE vec i_as_vec(vint a) { return _mm256_castsi256_ps(a); }
+INLINE vint v_as_int(vec a) { return _mm256_castps_si256(a); }
+#endif
 
 /* scores[row][lane] = row . key for `vecs` vectors of keys; keys[i] are LANES keys, a step apart.
    Meanwhile the units at `next` are fetched, a quarter of the steps for each. */
