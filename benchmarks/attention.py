@@ -2,9 +2,9 @@
 
 Heads are those of SmolLM2-135M: 9 query and 3 key/value heads of 64, bf16. A decode row takes one
 token of each sequence over several layers whose keys and values exceed the caches together, pages
-in random order; its peers are the gathered path (gather, then products) and a plain sum over as
-many bytes. A prefill row takes one whole prompt; its peer is `scaled_dot_product_attention`. All
-alternate within one run, and the medians count. The last rows compare one-byte caches with bf16.
+in random order; its peers are gather + SDPA and a plain sum over as many bytes. A prefill row takes
+one whole prompt; its peer is `scaled_dot_product_attention`. All alternate within one run, and the
+medians count. The last rows compare one-byte caches with bf16.
 
 On a shared machine `--cpu` compares CPU seconds of one thread instead of wall time.
 
@@ -26,10 +26,9 @@ from burnish.model.config import ModelConfig
 from burnish.model.kernels.attention import attend_packed
 from burnish.model.kernels.library import kernels
 from burnish.model.loading import load_model
-from burnish.rollout.engine.cache.gathered import GatheredCache
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.step import Span
-from burnish.rollout.engine.cache.storage import CacheShape, KvCache, StepAttend
+from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
 from burnish.rollout.engine.weights import ServedModel
 
 Row = dict[str, object]
@@ -72,16 +71,14 @@ def medians(
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def filled(
-    batch: int, context: int, num_layers: int, kv_dtype: KvDtype, kind: Callable[..., KvCache]
-) -> Callable[[], object]:
+def filled(batch: int, context: int, num_layers: int, kv_dtype: KvDtype) -> Callable[[], object]:
     """One token of `batch` sequences over all layers of a full cache."""
     page_size = 16
     pages_each = context // page_size
     shape = CacheShape(
         config(num_layers), batch * pages_each, page_size, torch.bfloat16, kv_dtype=kv_dtype
     )
-    cache = kind(shape)
+    cache = open_cache(shape)
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(batch * pages_each, generator=generator).tolist()
     tables = [order[i * pages_each : (i + 1) * pages_each] for i in range(batch)]
@@ -100,15 +97,32 @@ def filled(
     return run
 
 
+def gather_and_sdpa(batch: int, context: int, num_layers: int) -> Callable[[], object]:
+    """The usual way without a kernel for pages."""
+    num_pages, generator = batch * context // 16, torch.Generator().manual_seed(0)
+    order = torch.randperm(num_pages, generator=generator)
+    shape = (2 * KV_HEADS, num_pages, 16, WIDTH)
+    layers = [torch.randn(shape, generator=generator).bfloat16() for _ in range(num_layers)]
+    q = torch.randn(batch, HEADS, 1, WIDTH, generator=generator).bfloat16()
+
+    def run() -> None:
+        for layer in layers:
+            both = layer.index_select(1, order).view(2, KV_HEADS, batch, context, WIDTH)
+            k, v = both.transpose(1, 2)
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    return run
+
+
 def decode(batch: int, context: int, repeats: int, clock: Callable[[], float]) -> list[Row]:
     """Speeds of a decode step: bf16 and int8 pages, gathered pages, and a plain read."""
     layer_bytes = batch * context * KV_HEADS * WIDTH * 4
     num_layers = max(1, -(-MIN_BYTES // layer_bytes))
     taken = medians(
         {
-            "bf16": filled(batch, context, num_layers, KvDtype.MODEL, open_cache),
-            "int8": filled(batch, context, num_layers, KvDtype.INT8, open_cache),
-            "gathered": filled(batch, context, num_layers, KvDtype.MODEL, GatheredCache),
+            "bf16": filled(batch, context, num_layers, KvDtype.MODEL),
+            "int8": filled(batch, context, num_layers, KvDtype.INT8),
+            "gathered": gather_and_sdpa(batch, context, num_layers),
             "read": torch.ones(num_layers * layer_bytes // 4).sum,
         },
         repeats,
@@ -118,7 +132,7 @@ def decode(batch: int, context: int, repeats: int, clock: Callable[[], float]) -
     per_layer = {key: seconds / num_layers * 1e3 for key, seconds in taken.items()}
     speed = {key: total / seconds / 1e9 for key, seconds in taken.items()}
     return [
-        row(f"{name} over gathered", per_layer["bf16"], "ms per layer", "gather, then products",
+        row(f"{name} over gather", per_layer["bf16"], "ms per layer", "gather + SDPA",
             per_layer["gathered"], taken["gathered"] / taken["bf16"], 8.0, repeats),
         row(f"{name} of read speed", speed["bf16"], "GB/s", "sum of as many bytes",
             speed["read"], taken["read"] / taken["bf16"], 0.85, repeats),
@@ -146,10 +160,10 @@ def prefill(length: int, repeats: int, clock: Callable[[], float]) -> Row:
 
 
 def quality() -> list[Row]:
-    """Bytes of one-byte caches, and how far they move the log-probs of sampled-like text."""
+    """Bytes of one-byte caches, and how far they move the log-probs of likely text."""
     loaded = load_model(MODEL)
     model = ServedModel(loaded.config, loaded.decoder.state_dict(), torch.bfloat16)
-    # Text that the model itself finds likely: each token is its own greedy choice in blocks of 32.
+    # Towards text that the model finds likely: each token becomes the choice after those before.
     ids = torch.arange(100, 100 + TEXT_TOKENS)
     pages = range(-(-TEXT_TOKENS // 16))
 
