@@ -122,7 +122,9 @@ class GrammarState:
             self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * len(self._words))
             self._raise_if_broken()
             bits = np.unpackbits(self._words.numpy().view(np.uint8), bitorder="little")
-            allowed_V = torch.from_numpy(bits[: self._vocab_size]).bool()
+            # A view: converting would wait for torch's other threads, which costs milliseconds on
+            # a busy machine.
+            allowed_V = torch.from_numpy(bits[: self._vocab_size].view(np.bool_))
             allowed_V[self._end_ids] = False
         if self._stops:
             allowed_V[list(self._stops)] = may_end

@@ -3,7 +3,22 @@
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
-from burnish.core.vocabulary import KvDtype
+from burnish.core.vocabulary import DraftSampling, KvDtype, NoDraft, Speculation
+
+
+class SpeculationLimits(NamedTuple):
+    """Who guesses, and how much."""
+
+    kind: Speculation = Speculation.OFF
+    """Who."""
+    max_tokens: int = 8
+    """Most guesses per sequence and step; the cost model takes fewer where they do not pay."""
+    num_layers: int = 0
+    """Layers of an early exit; 0 takes a quarter."""
+    max_lag: int = 0
+    """Versions that a draft model's weights may be behind before it stands aside."""
+    sampling: DraftSampling = DraftSampling.COUPLED
+    """How a drafting model draws."""
 
 
 class CoreLimits(NamedTuple):
@@ -25,6 +40,8 @@ class CoreLimits(NamedTuple):
     """Numbers of the cache."""
     exact: bool = False
     """Tokens and log-probs depend on nothing but the request and the weights."""
+    speculation: SpeculationLimits = SpeculationLimits()
+    """Guesses that one forward checks."""
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -32,6 +49,11 @@ class CoreLimits(NamedTuple):
         Raises:
             UserError: naming the two values.
         """
+        if self.speculation.max_tokens < 1:
+            raise UserError(
+                f"draft_tokens is {self.speculation.max_tokens}.",
+                fix='use >= 1, or speculation = "off".',
+            )
         if self.exact and self.kv_dtype is not KvDtype.MODEL:
             raise UserError(
                 f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
@@ -56,3 +78,9 @@ class CoreCounters(NamedTuple):
     """Of these, those whose pages went to host memory."""
     num_failed: int = 0
     """Requests that ended with a failure of their own."""
+    drafted_tokens: int = 0
+    """Guesses that were checked."""
+    accepted_tokens: int = 0
+    """Of these, those that were right."""
+    undrafted: tuple[tuple[NoDraft, int], ...] = ()
+    """How often a decoding sequence had no guess in a step, by reason."""

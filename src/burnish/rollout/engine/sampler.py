@@ -93,6 +93,31 @@ def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     return sampled
 
 
+def given(logits_NV: Tensor, tokens: Sequence[int], draws: Sequence[Draw]) -> list[float]:
+    """Log-prob of a given token of each row at the row's temperature, nothing truncated."""
+    tokens_N = torch.tensor(tokens)
+    divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])
+    if can_draw(logits_NV):
+        return kernel.given_logprobs(logits_NV, tokens_N, divisor_N).tolist()
+    scaled_NV = (logits_NV.double() - logits_NV.max(-1, keepdim=True)[0]) / divisor_N[:, None]
+    chosen_N = scaled_NV.gather(1, tokens_N[:, None])[:, 0]
+    logprobs: list[float] = (chosen_N - scaled_NV.logsumexp(-1)).tolist()
+    return logprobs
+
+
+def probabilities(logits_V: Tensor, draw: Draw) -> Tensor:
+    """The distribution [V] that `sample` draws from at a temperature above 0, fp64."""
+    assert draw.temperature > 0.0
+    logits_V = logits_V.float()
+    weight_V = ((logits_V - logits_V.max()) / _divisor(draw.temperature)).exp_()
+    if not draw.is_truncated:
+        return weight_V.double() / weight_V.double().sum()
+    kept = _kept(weight_V, weight_V.double().sum(), draw)
+    p_V = torch.zeros(len(weight_V), dtype=torch.float64)
+    p_V[kept.ids_K] = kept.weights_K / kept.mass
+    return p_V
+
+
 def _draw_native(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     uniforms = [-1.0 if d.temperature == 0.0 else d.uniform for d in draws]
     divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.model.config import ModelConfig
+from burnish.rollout.engine.adapters import AdapterSet
+from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 
 # More alternatives per token cost more to sort and to carry than they tell.
@@ -22,6 +24,10 @@ class Bounds(NamedTuple):
     """Sizes of the engine."""
     can_decode: bool
     """Whether the engine can turn tokens into text."""
+    grammars: GrammarCompiler | None
+    """Compiles grammars; None if the engine was given no tokenizer to do it with."""
+    adapters: AdapterSet
+    """Those that requests can name."""
 
     def max_length(self, request: GenerateRequest) -> int:
         """Most tokens of prompt and continuation."""
@@ -45,6 +51,21 @@ def validate(request: GenerateRequest, bounds: Bounds) -> None:
         raise UserError(
             f"{where} needs {needed} cache pages, the engine has {bounds.limits.num_pages}.",
             fix=f"raise num_pages to {needed} or lower max_tokens.",
+        )
+
+
+def refuse_unscorable(token_ids: tuple[int, ...], config: ModelConfig) -> None:
+    """Refuse tokens that do not fit the model.
+
+    Raises:
+        UserError: naming context and vocabulary.
+    """
+    context, vocabulary = config.max_position_embeddings, config.vocab_size
+    if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
+        raise UserError(
+            f"{len(token_ids)} tokens to score do not fit context {context}, "
+            f"vocabulary {vocabulary}.",
+            fix="score a shorter text, encoded with the model's own tokenizer.",
         )
 
 
@@ -106,12 +127,10 @@ def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> Non
             fix="start the engine with `decode`, or use stop_token_ids.",
         )
     if request.params.grammar is not None:
-        raise UserError(
-            f"{where} this engine cannot hold its output to a grammar.",
-            fix="leave `grammar` out or use an engine that lists the feature.",
-        )
-    if request.adapter is not None:
-        raise UserError(
-            f"{where} the engine knows no adapter {request.adapter!r}.",
-            fix="leave `adapter` out or load the adapter first.",
-        )
+        if bounds.grammars is None:
+            raise UserError(
+                f"{where} it has a grammar, but the engine was given no tokenizer for it.",
+                fix="start the engine with `grammars`, or leave the grammar out.",
+            )
+        bounds.grammars.compile(request.params.grammar, request.params.stop_token_ids)
+    bounds.adapters.get(request.adapter)
