@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
 import threading
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from burnish.core.boxes import Limits, Policy, Privileges
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.sandbox.cancellation import resolve
+from burnish.sandbox.cancellation import resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.native import wire
@@ -22,10 +21,10 @@ from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.image_settings import JobUser, image_problem, is_machines
 from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.kept_layers import KeptLayers
 from burnish.sandbox.native.layer_files import LayerFiles
-from burnish.sandbox.native.protocol import Flag, Op
+from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.templates import Template, host_pid
-from burnish.sandbox.state.layers import LayerTable
 
 _PAGE_BYTES = 4096
 # Helpers add eight for directories of theirs and of the overlay, and use six.
@@ -90,6 +89,11 @@ class Making:
         """Of the box; 0 until it is there."""
         return self._outcome.number if isinstance(self._outcome, Init) else 0
 
+    @property
+    def is_there(self) -> bool:
+        """Whether commands would start at once."""
+        return isinstance(self._outcome, Init) and self._outcome.is_there()
+
     def settle(self, outcome: Init | Exception) -> None:
         """The helper has answered."""
         self.took_s = time.perf_counter() - self._begun_s
@@ -117,9 +121,21 @@ class Making:
         outcome = self._outcome
         if isinstance(outcome, Init):
             await self._station.gone(self._after)
+            if not self._station.proven:
+                await self._prove(outcome)
             return outcome
         assert outcome is not None
         raise outcome
+
+    async def _prove(self, init: Init) -> None:
+        """Where boxes have started, commands need not wait for the init to be there."""
+        try:
+            await init.ready()
+        except (OSError, ClassifiedFailure) as error:
+            self._outcome = error
+            with contextlib.suppress(ClassifiedFailure):
+                await self._station.ended(init)
+            raise
 
     def abandon(self) -> None:
         """Nobody wants it: it ends, now or when it comes to life."""
@@ -146,7 +162,7 @@ class _Entry(NamedTuple):
     into_directory: bool
 
 
-class Station:
+class Station(KeptLayers):
     """Makes and ends boxes of one image with one helper. Usable from any thread and loop."""
 
     def __init__(
@@ -159,7 +175,7 @@ class Station:
         template: Template | None = None,
     ) -> None:
         """Take over the helper, whose jobs are of `user`; with a `template`, it is warm Python."""
-        self.helper = helper
+        super().__init__(helper)
         self.image = image
         self.template = template
         self.ids = ids
@@ -169,9 +185,8 @@ class Station:
         self.proven = False
         """There was a box: what fails from now on is not the image."""
         self.census = Census()
-        self.layers = LayerTable()
-        self.layers_lock = threading.RLock()
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count()
+        self._processors = sorted(os.sched_getaffinity(0))
 
     @property
     def alive(self) -> bool:
@@ -221,7 +236,6 @@ class Station:
             after: number of the box whose place it takes, and in whose group it is.
             on_made: called when it is there or has failed, in any thread.
         """
-        number = next(self._numbers)
         making = Making(self, None if lent else group, after)
         try:
             entry = self._entry(group)
@@ -234,7 +248,7 @@ class Station:
                 os.close(descriptor)
             if group is not None:
                 group.entered()
-            making.settle(self._made(number, answer))
+            making.settle(self._made(answer))
             if on_made is not None:
                 on_made(making)
 
@@ -245,10 +259,14 @@ class Station:
         )
         # No layer of the stack may be dropped before the helper has read it.
         with self.layers_lock:
-            stack = self.layers.stack(hold) if hold is not None else ()
-            body = wire.create_body(number, *room, stack)
+            layers = self.numbers(hold) if hold is not None else ()
+            body = wire.create_body(*room, self._processor(), layers)
             self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=entry.fds)
         return making
+
+    def _processor(self) -> int:
+        """Of a deterministic box: they take turns."""
+        return self._processors[next(self._numbers) % len(self._processors)]
 
     def _entry(self, group: BoxGroup | None) -> _Entry:
         """How a process gets into a group."""
@@ -260,10 +278,10 @@ class Station:
             return _Entry(opened, opened, False)
         return _Entry(group.entry_fds(), (), group.into_directory)
 
-    def _made(self, number: int, answer: Answer | None) -> Init | Exception:
+    def _made(self, answer: Answer | None) -> Init | Exception:
         try:
             reply, fds = self.helper.checked(answer)
-            (pid,) = wire.read_numbers(reply, Op.CREATED, "I")
+            number, pid = wire.read_numbers(reply, Op.CREATED, "II")
         except OSError as error:
             return error
         except wire.BadReply as error:
@@ -276,13 +294,13 @@ class Station:
     def end(self, init: Init, on_ended: Callable[[], None]) -> None:
         """End a box; `on_ended` is called, in any thread, when no process of it is left."""
         number = init.number
-        init.close()
 
         def on_answer(answer: Answer | None) -> None:
             self.helper.died.pop(number, None)
             on_ended()
 
         self.helper.submit(Op.DESTROY, wire.numbers_body("I", number), on_answer)
+        init.close()
 
     async def ended(self, init: Init) -> None:
         """End a box and wait for it.
@@ -313,6 +331,9 @@ class Station:
             OSError: the helper said so.
             ClassifiedFailure: the helper has ended.
         """
+        if not init.wrote():
+            return False
+        await _forget_shared(init)
         with self.layers_lock:
             layer = self.layers.new()
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
@@ -324,24 +345,19 @@ class Station:
                 if failed:
                     self.layers.discard(layer)
                 else:
+                    self.learn(layer, init.number)
                     self._push(hold, layer)
             if failed:
                 self.helper.fading.ended(init.number)
             resolve(future, answer)
 
-        body = wire.numbers_body("II", init.number, layer)
         self.helper.fading.add(init.number)
         if init.number in self.helper.died:
             self.helper.fading.ended(init.number)
-        self.helper.submit(Op.FREEZE, body, on_answer, flags=Flag.FREEZE_EARLY)
+        self.helper.submit(Op.FREEZE, wire.numbers_body("I", init.number), on_answer)
         with self.helper.watching():
             answer = await future
-        try:
-            self.helper.checked(answer)
-        except OSError as error:
-            if error.errno == errno.ENODATA:
-                return False
-            raise
+        self.helper.checked(answer)
         self.helper.died.pop(init.number, None)
         init.close()
         return True
@@ -364,37 +380,21 @@ class Station:
         body = wire.numbers_body("IQI", init.number, room.disk_bytes, room.num_inodes)
         await self.helper.ask(Op.RESIZE, body)
 
-    async def new_layer(self, layer: int, size_bytes: int, num_inodes: int) -> int:
-        """An empty layer; returns its directory, for the caller to fill and close."""
-        body = wire.numbers_body("IQI", layer, size_bytes, num_inodes)
-        return _one_fd(await self.helper.ask(Op.NEWLAYER, body))
 
-    async def layer_fd(self, layer: int) -> int:
-        """The directory of a layer; the caller closes it."""
-        return _one_fd(await self.helper.ask(Op.LAYERFD, wire.numbers_body("I", layer)))
+async def _forget_shared(init: Init) -> None:
+    """Shared memory is no part of a snapshot."""
+    try:
+        folder = init.shared_files()
+    except OSError:
+        return  # the box has closed it to us: the layer only takes more room
 
-    def drop(self, layers: list[int]) -> None:
-        """Nobody needs them any more."""
-        for layer in layers:
-            self.helper.submit(Op.DROP, wire.numbers_body("I", layer), lambda answer: None)
+    def empty() -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
 
-    def hold(self, stack_of: int | None = None) -> int:
-        """A new hold in the layer table, on nothing or on what another hold stands for."""
-        with self.layers_lock:
-            return self.layers.acquire() if stack_of is None else self.layers.fork(stack_of)
-
-    def let_go(self, hold: int) -> None:
-        """End a hold."""
-        with self.layers_lock, contextlib.suppress(ValueError):
-            self.drop(self.layers.release(hold))
-
-    def stack(self, hold: int) -> tuple[int, ...]:
-        """Layers of a hold, lowest first."""
-        with self.layers_lock:
-            return self.layers.stack(hold)
-
-
-def _one_fd(answer: Answer) -> int:
-    if len(answer.fds) != 1:
-        raise failure("the helper answered without the directory that was asked for")
-    return answer.fds[0]
+    try:
+        if names := os.listdir(folder):
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(empty)))
+    finally:
+        os.close(folder)
