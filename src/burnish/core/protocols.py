@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from burnish.core.records import GenerateRequest, Generation, Message, Task, ToolSpec, Verdict
-from burnish.core.vocabulary import Split
+from burnish.core.engines import EngineCapabilities
+from burnish.core.records import (
+    GenerateRequest,
+    Generation,
+    GenerationDelta,
+    Message,
+    Task,
+    ToolSpec,
+    Verdict,
+)
+from burnish.core.vocabulary import InFlight, SleepLevel, Split
 
 if TYPE_CHECKING:
     from burnish.core.boxes import SandboxPool
@@ -104,7 +113,15 @@ class Renderer(Protocol):
 
 
 class Engine(Protocol):
-    """Turns prompts into tokens. Methods may be called from any thread and event loop."""
+    """Turns prompts into tokens. Methods may be called from any thread and event loop.
+
+    A method that the engine does not list in `capabilities` raises UserError.
+    """
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """What it can do."""
+        ...
 
     @property
     def weight_version(self) -> int:
@@ -112,7 +129,19 @@ class Engine(Protocol):
         ...
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one continuation."""
+        """Sample one continuation. Cancelling the caller aborts the request.
+
+        Raises:
+            UserError: if the request could never run.
+            ClassifiedFailure: if it failed, or the engine is overloaded, broken or closed.
+        """
+        ...
+
+    def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
+        """Sample one continuation, token by token. Closing the iterator aborts the request.
+
+        The last delta carries the whole `Generation`. Raises what `generate` raises.
+        """
         ...
 
     async def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
@@ -122,8 +151,33 @@ class Engine(Protocol):
         """
         ...
 
-    async def update_weights(self, state: Mapping[str, Any], version: int) -> None:
-        """Swap weights between two steps. Returns when the next token will come from `version`."""
+    async def update_weights(
+        self, state: Mapping[str, Any], version: int, inflight: InFlight = InFlight.KEEP
+    ) -> None:
+        """Swap weights between two steps. Returns when the next token will come from `version`.
+
+        `inflight` says what becomes of running requests. Also allowed while paused or asleep.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Stand still after the present step; requests are still accepted. Idempotent."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`. Idempotent."""
+        ...
+
+    async def sleep(self, level: SleepLevel = SleepLevel.CACHE) -> None:
+        """Pause and give memory back. Running requests go on after `wake`, no token lost."""
+        ...
+
+    async def wake(self, state: Mapping[str, Any] | None = None) -> None:
+        """Take memory again and go on; after SleepLevel.WEIGHTS `state` must be as served before.
+
+        Raises:
+            UserError: if weights are missing or are not those that were served; it sleeps on.
+        """
         ...
 
     async def close(self) -> None:

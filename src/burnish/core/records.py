@@ -8,7 +8,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from burnish.core.vocabulary import CreditSource, FailureKind, Outcome, Split, StopReason
+from burnish.core.vocabulary import (
+    CreditSource,
+    FailureKind,
+    GrammarKind,
+    Outcome,
+    Split,
+    StopReason,
+)
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -125,6 +132,15 @@ class Verdict(Record, frozen=True, kw_only=True):
     """What a person needs to agree or disagree: expected, got, test output."""
 
 
+class Grammar(Record, frozen=True, kw_only=True):
+    """A language that the sampled text must belong to."""
+
+    kind: GrammarKind
+    """How `text` is to be read."""
+    text: str
+    """The schema, expression or grammar itself."""
+
+
 class SamplingParams(Record, frozen=True, kw_only=True):
     """How tokens are drawn."""
 
@@ -133,11 +149,23 @@ class SamplingParams(Record, frozen=True, kw_only=True):
     top_p: float = 1.0
     """Nucleus mass; log-probs are reported under the distribution actually sampled from."""
     max_tokens: int = 64
-    """Budget for this request."""
+    """Budget for this request; 0 with `GenerateRequest.prompt_logprobs` only."""
     stop_token_ids: tuple[int, ...] = ()
     """Sampling ends after any of these (the token is kept)."""
     seed: int = 0
     """Same seed, prompt, weights and batch give the same tokens."""
+    top_k: int = 0
+    """Only the k likeliest tokens are drawn from; 0 keeps all."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability are drawn from."""
+    min_tokens: int = 0
+    """No stop token can be sampled, and no stop string ends the text, before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Sampling ends when the text contains any of these (its tokens are kept)."""
+    num_top_logprobs: int = 0
+    """How many of the likeliest tokens are reported beside each sampled one."""
+    grammar: Grammar | None = None
+    """What the text must conform to."""
 
 
 class GenerateRequest(Record, frozen=True, kw_only=True):
@@ -149,6 +177,14 @@ class GenerateRequest(Record, frozen=True, kw_only=True):
     """All tokens so far."""
     params: SamplingParams
     """How to draw."""
+    priority: int = 0
+    """Higher is served first; waiting raises everyone's in time."""
+    session_id: str | None = None
+    """Names an episode: its later turns are served before others start."""
+    adapter: str | None = None
+    """Name of a LoRA adapter that the engine knows."""
+    prompt_logprobs: bool = False
+    """Whether to report the log-probs of the prompt's own tokens."""
 
 
 class Generation(Record, frozen=True, kw_only=True):
@@ -166,6 +202,35 @@ class Generation(Record, frozen=True, kw_only=True):
     """Why it ended."""
     cached_tokens: int = 0
     """Prompt tokens whose keys and values were reused."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """For each token the likeliest (id, log-prob) of the distribution it was drawn from, best
+    first; empty unless asked for."""
+    prompt_logprobs: tuple[float, ...] = ()
+    """Log-prob of each prompt token given those before it, temperature 1, the first 0.0; empty
+    unless asked for."""
+    unmasked_logprobs: tuple[float, ...] = ()
+    """Log-prob of each token before the grammar's mask; empty without a grammar."""
+    queued_s: float = 0.0
+    """From arrival to the first forward; 0.0 in deterministic mode."""
+    first_token_s: float = 0.0
+    """From arrival to the first sampled token; 0.0 in deterministic mode."""
+
+
+class GenerationDelta(Record, frozen=True, kw_only=True):
+    """What a stream delivers: the tokens since the last delta, and at the end the whole answer."""
+
+    request_id: str
+    """Echo."""
+    token_ids: tuple[int, ...]
+    """New tokens, never taken back."""
+    logprobs: tuple[float, ...]
+    """As in `Generation`."""
+    weight_versions: tuple[int, ...]
+    """As in `Generation`."""
+    top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """As in `Generation`."""
+    generation: Generation | None = None
+    """The complete answer, on the last delta only."""
 
 
 class Turn(Record, frozen=True, kw_only=True):

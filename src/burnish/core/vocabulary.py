@@ -16,11 +16,95 @@ class StopReason(StrEnum):
     """Why a generation ended."""
 
     STOP = "stop"
-    """A stop token was sampled (it is the last token of the generation)."""
+    """A stop token was sampled or a stop string reached; its tokens are the last ones."""
     LENGTH = "length"
-    """The token budget ran out."""
+    """The token budget or the context ran out."""
     ABORTED = "aborted"
     """The request was cancelled from outside; its tokens must not be trained on."""
+
+
+class InFlight(StrEnum):
+    """What becomes of running requests when the weights change."""
+
+    KEEP = "keep"
+    """They go on over the keys and values that the old weights wrote."""
+    RECOMPUTE = "recompute"
+    """They keep their tokens; keys and values are computed again under the new weights."""
+    ABORT = "abort"
+    """They end at once as `aborted`, with the tokens sampled so far."""
+
+
+class SleepLevel(StrEnum):
+    """What a sleeping engine gives back to the machine."""
+
+    CACHE = "cache"
+    """Keys and values; the weights stay."""
+    WEIGHTS = "weights"
+    """Keys, values and weights: waking needs weights again, proven to be those served before."""
+
+
+class GrammarKind(StrEnum):
+    """In which language a grammar is written."""
+
+    JSON_SCHEMA = "json_schema"
+    """A JSON Schema; the text is a JSON document that satisfies it."""
+    REGEX = "regex"
+    """A regular expression that the whole text matches."""
+    LARK = "lark"
+    """A context-free grammar in Lark's notation."""
+
+
+class EngineFeature(StrEnum):
+    """What an engine may or may not be able to do."""
+
+    STREAM = "stream"
+    """Tokens are delivered as they are sampled."""
+    STOP_STRINGS = "stop_strings"
+    """Sampling can end at a text."""
+    TOP_K = "top_k"
+    """Sampling from the k likeliest tokens."""
+    MIN_P = "min_p"
+    """Sampling above a share of the likeliest token's probability."""
+    MIN_TOKENS = "min_tokens"
+    """Stops are ignored before a number of tokens."""
+    SAMPLED_LOGPROBS = "sampled_logprobs"
+    """Log-probs are those of the distribution that was sampled, truncation included."""
+    TOP_LOGPROBS = "top_logprobs"
+    """The likeliest alternatives of every token are reported."""
+    PROMPT_LOGPROBS = "prompt_logprobs"
+    """Log-probs of the prompt are reported."""
+    SCORE = "score"
+    """Given tokens can be scored."""
+    SEEDS = "seeds"
+    """The same seed gives the same tokens."""
+    PRIORITIES = "priorities"
+    """More urgent requests are served first."""
+    SESSIONS = "sessions"
+    """Continuing turns are served before new episodes."""
+    PREFIX_REUSE = "prefix_reuse"
+    """Keys and values of known prefixes are reused."""
+    UPDATE_WEIGHTS = "update_weights"
+    """Weights change without a restart."""
+    TOKEN_VERSIONS = "token_versions"
+    """Every token carries the version of the weights that made it."""
+    INFLIGHT_KEEP = "inflight_keep"
+    """Running requests can survive an update over their old keys and values."""
+    INFLIGHT_RECOMPUTE = "inflight_recompute"
+    """Running requests can survive an update with keys and values computed again."""
+    INFLIGHT_ABORT = "inflight_abort"
+    """Running requests can be ended by an update."""
+    PAUSE = "pause"
+    """Sampling can stand still and go on."""
+    SLEEP = "sleep"
+    """Memory can be given back and taken again."""
+    ADAPTERS = "adapters"
+    """Requests can name a LoRA adapter."""
+    GRAMMAR = "grammar"
+    """Output can be held to a grammar."""
+    SPECULATION = "speculation"
+    """Several tokens can come from one forward, with the same distribution."""
+    EXACT = "exact"
+    """Log-probs equal the trainer's bit by bit, whatever else is in the batch."""
 
 
 class Outcome(StrEnum):

@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from burnish.core.config import Config
+from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.sandbox.config import SandboxConfig
 from burnish.schedule.picks import DomainScheduleConfig
@@ -47,6 +48,10 @@ class ModelSection(Config):
 
     source: str = "smollm2-135m-instruct"
     """A known name, a GGUF file, or a Hugging Face directory with safetensors."""
+    context: Annotated[int, Field(ge=2)] | None = None
+    """Tokens to stretch the model's context to; no more than it has already changes nothing."""
+    rope: RopeKind = "yarn"
+    """How positions are stretched: yarn, linear interpolation, or dynamic NTK scaling."""
 
 
 class DomainSection(Config):
