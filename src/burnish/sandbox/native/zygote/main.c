@@ -283,9 +283,11 @@ static void end_box(struct message *m, struct box *box) {
      * open for writing, there is nothing to gain by not waiting for it. */
     bool early = freezes && make_read_only((int)(box - boxes)) == 0;
     /* To take the mounts of a box apart takes half of its end. If it seems that nobody waits for
-     * another box, we do it after the answer; else many die at once, without us. */
+     * another box, we do it after the answer; else many die at once, without us. To unmount a
+     * disk, which writes to it, is for others. */
     snprintf(path, sizeof path, "/proc/%d/ns/mnt", (int)box->pid);
-    if (!freezes && box == newest) box->mounts = open(path, O_RDONLY | O_CLOEXEC);
+    if (!freezes && box == newest && !box->has_disk)
+        box->mounts = open(path, O_RDONLY | O_CLOEXEC);
     kill_one(box->pid);
     box->state = freezes ? early ? LAYER : FREEZES : ENDS;
     box->request = m->id;
