@@ -46,6 +46,7 @@ BACKENDS: dict[str, MakePool] = {
     "native": lambda n: NativePool(SandboxConfig(max_boxes=n)),
     "native-sampled": lambda n: NativePool(SandboxConfig(max_boxes=n, control_groups=False)),
     "native-python": lambda n: NativePool(SandboxConfig(max_boxes=n, helper="python")),
+    "native-disk": lambda n: NativePool(SandboxConfig(max_boxes=n, storage="disk")),
     "bubblewrap": lambda n: BubblewrapPool(SandboxConfig(max_boxes=n)),
     "bubblewrap-sampled": lambda n: BubblewrapPool(
         SandboxConfig(max_boxes=n, control_groups=False)

@@ -48,14 +48,27 @@ asyncio.run(main())
 _FDS_OF_A_LOOP = 5
 
 
-@pytest.fixture(params=["c", "python"])
-def pool(request: pytest.FixtureRequest) -> Iterator[NativePool]:
+@pytest.fixture(params=["c", "python", "c-disk"])
+def pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NativePool]:
+    helper, _, storage = request.param.partition("-")
+    config = {"max_boxes": 8, "warm_boxes": 2, "helper": helper, "storage": storage or "memory"}
     try:
-        made = NativePool(SandboxConfig(max_boxes=8, warm_boxes=2, helper=request.param))
+        made = NativePool(SandboxConfig.model_validate({**config, "storage_directory": tmp_path}))
     except UserError as error:
         pytest.skip(str(error))
     yield made
     asyncio.run(made.close())
+    while loop_devices(tmp_path):
+        continue
+
+
+def loop_devices(folder: Path) -> list[str]:
+    """The files behind those that are over files of a directory."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text())
+    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 def children(root: int) -> list[Process]:
@@ -109,6 +122,7 @@ def held(pool: NativePool) -> dict[str, int]:
         "layers": len(station.layers.alive),
         "holds": station.layers.num_holds,
         "places": pool._places.num_taken,
+        "disks": len(station.disks) if station.disks is not None else 0,
         "groups in use": len(groups._all) - len(groups._free),
     }
 
@@ -116,7 +130,8 @@ def held(pool: NativePool) -> dict[str, int]:
 async def settled(pool: NativePool) -> None:
     """All that was asked of the helper has been answered."""
     helper = pool._stations.host.helper
-    while helper.alive and helper._pending:
+    uppers = pool._stations.uppers
+    while (helper.alive and helper._pending) or (uppers is not None and uppers.is_busy):
         with helper.watching():
             await asyncio.sleep(0.001)
 
@@ -192,8 +207,9 @@ def test_random_kills_leave_nothing(pool: NativePool) -> None:
 
 @pytest.mark.slow
 def test_thousands_of_cycles_with_random_kills_leave_nothing(pool: NativePool) -> None:
-    # The helper in Python takes many times as long: a twentieth of the cycles takes it minutes.
-    check_cycles(pool, 10_000 if pool._config.helper == "c" else 500)
+    # The helper in Python, and disks, take many times as long.
+    is_quick = pool._config.helper == "c" and pool._config.storage == "memory"
+    check_cycles(pool, 10_000 if is_quick else 500)
 
 
 def test_many_boxes_need_no_more_files_than_is_checked_at_the_start(

@@ -23,6 +23,8 @@ def serve(
     tls_key: Path | None = None,
     backend: str = "auto",
     max_boxes: int = 64,
+    storage: str = "memory",
+    storage_directory: Path | None = None,
     lease: float = 60.0,
     audit: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -37,6 +39,8 @@ def serve(
         tls_key: its private key.
         backend: what runs the boxes; `burnish doctor` lists them.
         max_boxes: boxes alive at once; more callers wait.
+        storage: where what boxes write lies, `memory` or `disk`.
+        storage_directory: with `--storage disk`: on which disk; /var/tmp if not given.
         lease: seconds; a client that is not heard of for so long loses its boxes.
         audit: directory for a log of each box.
         as_json: where it listens, as one JSON object.
@@ -53,7 +57,14 @@ def serve(
         tls_key=tls_key,
         lease_s=lease,
     )
-    asyncio.run(_serve(config, _pool_config(backend, max_boxes, audit), as_json=as_json))
+    boxes = _pool_config(
+        backend=backend,
+        max_boxes=max_boxes,
+        storage=storage,
+        storage_directory=storage_directory,
+        audit=audit,
+    )
+    asyncio.run(_serve(config, boxes, as_json=as_json))
 
 
 async def _serve(config: "ServeConfig", boxes: "SandboxConfig", *, as_json: bool) -> None:
@@ -78,15 +89,13 @@ async def _serve(config: "ServeConfig", boxes: "SandboxConfig", *, as_json: bool
     await serve(pool, config, max_boxes=boxes.max_boxes, ready=ready)
 
 
-def _pool_config(backend: str, max_boxes: int, audit: Path | None) -> "SandboxConfig":
+def _pool_config(**values: str | int | Path | None) -> "SandboxConfig":
     from pydantic import ValidationError
 
     from burnish.sandbox.config import SandboxConfig
 
     try:
-        return SandboxConfig.model_validate(
-            {"backend": backend, "max_boxes": max_boxes, "audit": audit}
-        )
+        return SandboxConfig.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         flag = f"--{first['loc'][0]}".replace("_", "-")

@@ -29,6 +29,9 @@ class BoxGroup(Protocol):
     into_directory: bool
     """`entry_fds` is one directory for `clone3(CLONE_INTO_CGROUP)`, not `cgroup.procs` files."""
 
+    slows_writeback: bool
+    """Rates hold for what the kernel writes for a process later, too."""
+
     @property
     def reusable(self) -> bool:
         """Whether the next box in it would be told nothing of this one."""
@@ -107,6 +110,13 @@ class ControlFiles:
             finally:
                 os.close(descriptor)
         return os.pread(self.descriptor(path, os.O_RDONLY), _MAX_READ_BYTES, 0)
+
+    def members(self, path: str) -> list[int]:
+        """The processes in a `cgroup.procs`.
+
+        Never through a file that stays open: version 1 shows who was there a second ago.
+        """
+        return [int(word) for word in Path(path).read_bytes().split()]
 
     def write(self, path: str, value: str) -> None:
         """Write once; control files take a value as a whole."""

@@ -64,8 +64,22 @@ def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
 
 
 def _start(wanted: Wanted) -> SandboxPool:
-    if wanted.config.backend != "auto":
-        return _BACKENDS[wanted.config.backend](wanted)
+    name: str = wanted.config.backend
+    if wanted.config.storage == "disk":
+        if name == "remote":
+            raise UserError(
+                "where boxes of other hosts write is up to those.",
+                fix="start those with `burnish sandbox serve --storage disk`, and leave out "
+                "sandbox.storage here",
+            )
+        if name not in ("auto", "native"):
+            raise UserError(
+                f"the {name} sandbox keeps what boxes write in memory.",
+                fix='set sandbox.storage = "memory", or sandbox.backend = "native"',
+            )
+        name = "native"
+    if name != "auto":
+        return _BACKENDS[name](wanted)
     problems: list[UserError | ClassifiedFailure] = []
     for name in PREFERRED:
         try:

@@ -12,8 +12,8 @@ from burnish.sandbox.cgroup_files import BoxGroup
 
 _REMOVAL_TRIES, _REMOVAL_PAUSE_S = 200, 0.01
 # Of a live box: control socket, pidfd and directory here, the file with its highest use of memory,
-# and the ends of two pipes for reading while a command runs.
-_FDS_PER_BOX = 6
+# the ends of two pipes for reading while a command runs, and the mount of its disk, if it has one.
+_FDS_PER_BOX = 7
 _FDS_PER_GROUP = 9
 _FDS_ELSEWHERE = 512
 _DEFAULTS = Limits()

@@ -225,3 +225,23 @@ class Init:
             self._socket.close()
             os.close(self._pidfd)
             os.close(self.upper_fd)
+
+
+def listening(descriptor: int) -> socket.socket:
+    """Check what came out of a box.
+
+    Raises:
+        ClassifiedFailure: it is not a listening TCP socket.
+    """
+    if descriptor < 0:
+        raise failure("the box sent no socket")
+    try:
+        listener = socket.socket(fileno=descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise failure(f"the box sent something that is no socket: {error}") from error
+    is_tcp = listener.family is socket.AF_INET and listener.type is socket.SOCK_STREAM
+    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.close()
+        raise failure("the box sent a socket that does not listen")
+    return listener

@@ -8,16 +8,18 @@ import threading
 from burnish.sandbox.cancellation import uninterrupted
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.client import Answer, Helper, failure
-from burnish.sandbox.native.protocol import Op
+from burnish.sandbox.native.disks import Disks, write_out
+from burnish.sandbox.native.protocol import Flag, Op
 from burnish.sandbox.state.layers import LayerTable
 
 
 class KeptLayers:
     """Usable from any thread and loop."""
 
-    def __init__(self, helper: Helper) -> None:
-        """Start without any."""
+    def __init__(self, helper: Helper, disks: Disks | None) -> None:
+        """Start without any. With `disks`, that is where they are."""
         self.helper = helper
+        self.disks = disks
         self.layers = LayerTable()
         self.layers_lock = threading.RLock()
         self._known_as: dict[int, int] = {}
@@ -36,7 +38,14 @@ class KeptLayers:
 
         async def ask() -> int:
             body = wire.numbers_body("QI", size_bytes, num_inodes)
-            answer = await self.helper.ask(Op.NEWLAYER, body)
+            fds: tuple[int, ...] = ()
+            if self.disks is not None:
+                disk = await self.disks.made(size_bytes, num_inodes)
+                # Before anybody can drop it.
+                self.disks.is_of_layer(layer, disk)
+                fds = (disk,)
+            flags = Flag.NEWLAYER_UPPER if fds else 0
+            answer = await self.helper.ask(Op.NEWLAYER, body, flags=flags, fds=fds)
             (number,) = wire.read_numbers(answer.reply, Op.DONE, "I")
             self.learn(layer, number)
             return _one_fd(answer)
@@ -55,17 +64,31 @@ class KeptLayers:
         number = self._known_as[layer]
         return _one_fd(await self.helper.ask(Op.LAYERFD, wire.numbers_body("I", number)))
 
+    async def complete(self, folder: int) -> None:
+        """A new layer has been filled through this descriptor.
+
+        Raises:
+            ClassifiedFailure: the disk has lost something.
+        """
+        if self.disks is not None:
+            await write_out(folder)
+            self.disks.complete(os.dup(folder))
+
     def drop(self, layers: list[int]) -> None:
         """Nobody needs them any more."""
         for layer in layers:
             number = self._known_as.pop(layer, None)
             if number is not None:
-                self._drop(number)
+                self._drop(layer, number)
+            elif self.disks is not None:
+                self.disks.end_layer(layer)
 
-    def _drop(self, number: int) -> None:
+    def _drop(self, layer: int, number: int) -> None:
         def on_answer(answer: Answer | None) -> None:
             # Who made this layer may be ending until now.
             self.helper.fading.ended(number)
+            if self.disks is not None:
+                self.disks.end_layer(layer)
 
         self.helper.submit(Op.DESTROY, wire.numbers_body("I", number), on_answer)
 

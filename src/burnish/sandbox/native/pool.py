@@ -26,13 +26,14 @@ from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.groups import reserve_files
 from burnish.sandbox.native.loans import Loan
+from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
 from burnish.sandbox.native.self_test import as_users_problem, try_a_box
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.stateful import NativeBox
-from burnish.sandbox.native.station import Kind, Making, Station, kind_of
+from burnish.sandbox.native.station import Kind, Station, kind_of
 from burnish.sandbox.native.stations import Stations
 from burnish.sandbox.native.stats import BoxInfo, PoolStats, Tally
 from burnish.sandbox.native.templates import Template, check_template
@@ -112,6 +113,7 @@ class NativePool:
                 stations.host.helper.abilities,
                 images=images,
                 network=network is not None,
+                disk=stations.uppers.directory if stations.uppers is not None else None,
             ),
             null_fd=self._null_fd,
             sampled=not {"memory", "pids"} <= bases.keys(),

@@ -280,7 +280,7 @@ class Run:
 
     def _disk_full(self) -> bool:
         room = self._init.room()
-        return room.f_bfree == 0 or room.f_ffree == 0
+        return room.f_bavail == 0 or room.f_favail == 0
 
     def _collect_dead(self, stdout: bytes, stderr: bytes) -> ExecResult:
         """Process 1 is gone. If the memory limit did that, it is the program's doing."""

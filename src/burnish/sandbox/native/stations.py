@@ -12,6 +12,8 @@ from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.native.client import Helper, failure
+from burnish.sandbox.native.disk_storage import open_uppers
+from burnish.sandbox.native.disks import Disks
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import of_this_process
 from burnish.sandbox.native.image_settings import check_workdir, job_user, refusal_of
@@ -81,6 +83,7 @@ class Stations:
         self._groups = (
             Groups(self.controllers, keep_open=keep_open) if self.controllers is not None else None
         )
+        self.uppers = open_uppers(config.storage_directory) if config.storage == "disk" else None
         try:
             self._host = self._open(None)
         except BaseException:
@@ -152,7 +155,14 @@ class Stations:
             helper = Helper(self._command, hello, self._filter, partial(refusal_of, root.name))
         else:
             helper = Helper(self._command, hello, self._filter)
-        return Station(helper, root, user, self.ids, self._groups, template)
+        return Station(helper, root, user, self.ids, self._groups, template, self._disks(template))
+
+    def _disks(self, template: Template | None) -> Disks | None:
+        if self.uppers is None:
+            return None
+        # A template is root of a user namespace of its own.
+        is_mapped = template is not None
+        return Disks(self.uppers, (self.ids.uid_first, self.ids.gid_first) if is_mapped else (0, 0))
 
     def _end_replaced(self, key: _Key) -> None:
         """End what a name meant before, unless a box or a snapshot of it is left."""
@@ -164,6 +174,8 @@ class Stations:
 
     def _end(self, station: Station) -> None:
         station.helper.close()
+        if station.disks is not None:
+            station.disks.close()
         self._on_gone(station)
         if lease := self._leases.pop(station, None):
             lease.close()
@@ -177,6 +189,8 @@ class Stations:
             self._end(station)
         if self._groups is not None:
             self._groups.close()
+        if self.uppers is not None:
+            self.uppers.close()
 
 
 def _controllers(pool_id: str) -> Controllers | None:

@@ -5,7 +5,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from burnish.sandbox.native.station import Kind, Making, Station
+from burnish.sandbox.native.making import Making
+from burnish.sandbox.native.station import Kind, Station
 from burnish.sandbox.pooling.warm import WarmTargets
 
 _RECKON_EVERY_S = 0.05

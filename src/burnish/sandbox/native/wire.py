@@ -268,12 +268,13 @@ def exec_flags(*, keep: bool, packages: bool) -> int:
     return keep * Flag.EXEC_KEEP | packages * Flag.EXEC_PACKAGES
 
 
-def create_flags(*, into_cgroup: bool, deterministic: bool, packages: bool) -> int:
+def create_flags(*, into_cgroup: bool, deterministic: bool, packages: bool, upper: bool) -> int:
     """Of CREATE."""
     return (
         into_cgroup * Flag.CREATE_INTO_CGROUP
         | deterministic * Flag.CREATE_DETERMINISTIC
         | packages * Flag.CREATE_PACKAGES
+        | upper * Flag.CREATE_UPPER
     )
 
 
