@@ -202,7 +202,7 @@ def fuzz_helper(command: tuple[str, ...], seed: int, num_messages: int) -> int:
             raise AssertionError("a well-formed message ended the helper")
     for box in range(256):
         settle(helper, helper.send(Op.DESTROY, struct.pack("<I", box)))  # its init may have died
-    assert helper.num_fds() <= before + 2  # a child made ahead may be there or not
+    assert helper.num_fds() <= before + 3  # a child made ahead may be there or not
     for _ in range(1000):  # what failed to start may be dying still
         settle(helper, helper.send(Op.DESTROY, struct.pack("<I", 0)))
         if len(children(helper)) <= 1:
@@ -317,5 +317,5 @@ def test_a_hundred_thousand_messages_break_nothing(sanitized: tuple[str, ...]) -
         num_messages += fuzz_hello(sanitized, seed)
     while num_messages < 100_000:
         num_messages += fuzz_init(helper, num_messages, 250)
-    assert helper.num_fds() <= before + 1
+    assert helper.num_fds() <= before + 3
     check_end(helper)

@@ -80,7 +80,7 @@ class Init:
         """
         while True:
             try:
-                data = self._socket.recv(_REPLY_BYTES)
+                data = self._receive()
             except BlockingIOError:
                 return None
             except OSError:
@@ -92,6 +92,13 @@ class Init:
             except (OSError, ClassifiedFailure) as error:
                 self.trouble = f"the box did not start: {error}"
                 return b""
+
+    def _receive(self) -> bytes:
+        try:
+            return self._socket.recv(_REPLY_BYTES)
+        except ConnectionResetError:
+            # It ended before it had read all, which is told before what it said last.
+            return self._socket.recv(_REPLY_BYTES)
 
     def is_there(self) -> bool:
         """Whether it has said that it is ready, or that it never will be."""
@@ -113,7 +120,7 @@ class Init:
         try:
             async with asyncio.timeout(GRACE_S):
                 await self._readable()
-            self._greet(self._socket.recv(_REPLY_BYTES))
+            self._greet(self._receive())
         except TimeoutError as error:
             self.kill()
             raise failure("the box did not start in time") from error

@@ -14,12 +14,14 @@ from typing import Callable
 
 from ..protocol import Ability, Op
 from . import kernel
-from .hello import parse_hello
+from .hello import Hello, parse_hello
 from .stage import Stage, make_stage, network_works
 from .wire import Channel, Malformed, Message, close_all, read_all
 
+Start = Callable[[Channel, Message, Hello, bytes], int]
+"""What goes on after HELLO, which it gets, with the filter; returns the exit status."""
 Role = Callable[[Channel, Message, Stage], int]
-"""What goes on after HELLO, which it gets; returns the exit status."""
+"""What goes on when the stage is there."""
 _SITE = ("site", "no-site")
 _USAGE = "usage: [--zygote FILE] FD | --template INTERPRETER site|no-site PATH:PATH... MODULE... FD"
 
@@ -31,37 +33,37 @@ def main(arguments: list[str]) -> int:
 
         return serve_template()
     _lower_limits()
-    role: Role
-    leaves = True
+    start: Start
     if len(arguments) >= 5 and arguments[0] == "--template" and arguments[2] in _SITE:
         from .template import Wish, launch, read_sources
 
         _, interpreter, site, paths, *modules, number = arguments
         found = [path for path in paths.split(":") if path]
         wish = Wish(interpreter, site == "site", found, modules)
-        role = partial(launch, wish=wish, sources=read_sources())
+        start = partial(_leave_host, partial(launch, wish=wish, sources=read_sources()))
     elif len(arguments) == 3 and arguments[0] == "--zygote":
         from .zygote_start import become_zygote
 
         _, binary, number = arguments
-        role, leaves = partial(become_zygote, binary), False
+        start = partial(become_zygote, binary)
     elif len(arguments) == 1:
         from .zygote import Helper
 
-        def role(channel: Channel, hello: Message, stage: Stage) -> int:
+        def serve_boxes(channel: Channel, message: Message, stage: Stage) -> int:
             kernel.rename_process(b"init")
             gc.collect()
             gc.freeze()
             gc.disable()
-            return Helper(channel, stage).serve(hello.id)
+            return Helper(channel, stage).serve(message.id)
 
         number = arguments[0]
+        start = partial(_leave_host, serve_boxes)
     else:
         number = ""
     if not number.isdigit():
         sys.stderr.write(_USAGE + "\n")
         return 2
-    return serve(Channel(socket.socket(fileno=int(number))), role, leaves=leaves)
+    return serve(Channel(socket.socket(fileno=int(number))), start)
 
 
 def _lower_limits() -> None:
@@ -77,14 +79,8 @@ def _lower_limits() -> None:
         resource.setrlimit(which, (least, least))
 
 
-def serve(channel: Channel, role: Role, *, leaves: bool) -> int:
-    """Wait for HELLO, build the stage, then be what we are to be.
-
-    Args:
-        channel: to the owner.
-        role: what we are to be.
-        leaves: the host's files are out of sight before that.
-    """
+def serve(channel: Channel, start: Start) -> int:
+    """Wait for HELLO, then be what we are to be."""
     request = 0
     try:
         message = channel.receive()
@@ -94,25 +90,24 @@ def serve(channel: Channel, role: Role, *, leaves: bool) -> int:
             close_all(message.fds)
             raise Malformed("HELLO with a filter comes first")
         request = message.id
-        stage = _make_stage(message)
-        if not leaves:
-            return role(channel, message, stage)
-        kernel.enter_root(".")
-        if network_works():
-            stage = stage._replace(abilities=stage.abilities | Ability.NETWORK)
+        try:
+            hello, program = parse_hello(message), read_all(message.fds[0])
+        finally:
+            close_all(message.fds)
+        return start(channel, message, hello, program)
     except Malformed as error:
         sys.stderr.write(f"sandbox helper: {error}\n")
         return 1
     except OSError as error:
         channel.send_error(request, error.errno or 0, str(error))
         return 1
+
+
+def _leave_host(
+    role: Role, channel: Channel, message: Message, hello: Hello, program: bytes
+) -> int:
+    stage = make_stage(hello, program)
+    kernel.enter_root(".")
+    if network_works():
+        stage = stage._replace(abilities=stage.abilities | Ability.NETWORK)
     return role(channel, message, stage)
-
-
-def _make_stage(message: Message) -> Stage:
-    try:
-        hello = parse_hello(message)
-        program = read_all(message.fds[0])
-    finally:
-        close_all(message.fds)
-    return make_stage(hello, program)

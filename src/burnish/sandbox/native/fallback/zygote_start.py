@@ -9,46 +9,79 @@ from typing import NoReturn
 
 from ..protocol import Ability
 from . import kernel
-from .stage import Stage
+from .hello import Hello
+from .stage import Stage, make_stage
 from .wire import Channel, Message
 
 
-def become_zygote(binary: str, channel: Channel, hello: Message, stage: Stage) -> NoReturn:
-    """Execute it in an empty network. It leaves the host's files itself, and says READY.
+def become_zygote(
+    binary: str, channel: Channel, message: Message, hello: Hello, program: bytes
+) -> int:
+    """Have a child make the stage; execute the binary, which joins the child and says READY.
 
-    Where the binary is not static, its loader needs to see them once more.
+    Not in the child: what an ordinary user executes in a user namespace belongs, for the kernel, to
+    root of that one, so that jobs with this id could look at the inits (/proc/1/fd).
 
-    Args:
-        binary: where it is.
-        channel: to the owner.
-        hello: what it has to answer.
-        stage: where we are; its root is the working directory.
-
-    Raises:
-        OSError: the kernel refuses a step.
+    Returns:
+        An exit status, if the child has said why not.
     """
-    program = os.open(binary, os.O_RDONLY | os.O_CLOEXEC)
-    kernel.unshare(kernel.NEW_NETWORK)
+    telling, told = os.pipe()
+    kept, hold = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(hold)
+        status = 1
+        try:
+            stage = make_stage(hello, program)
+            kernel.unshare(kernel.NEW_NETWORK)
+            os.write(told, "\0".join(_described(stage)).encode("utf-8", "surrogateescape"))
+            os.close(told)
+            os.read(kept, 1)  # until we have been joined
+            status = 0
+        except OSError as error:
+            channel.send_error(message.id, error.errno or 0, str(error))
+        finally:
+            os._exit(status)
+    os.close(told)
+    os.close(kept)
+    described = b"".join(iter(lambda: os.read(telling, 2**16), b""))
+    if described:
+        _join(child, hold, binary, (channel.fileno(), message.id, _memory_file(program)), described)
+    return 1
+
+
+def _join(
+    child: int, hold: int, binary: str, given: tuple[int, int, int], described: bytes
+) -> NoReturn:
+    """Execute the binary; `hold` keeps the child alive until it has been joined."""
+    pidfd = kernel.pidfd_open(child)
+    place = os.open(f"/proc/{child}/cwd", os.O_PATH | os.O_DIRECTORY)
+    user = kernel.NEW_USER if os.geteuid() else 0
+    channel, request, filter_file = given
+    for descriptor in (channel, pidfd, place, hold):
+        os.set_inheritable(descriptor, True)
+    namespaces = user | kernel.NEW_MOUNTS | kernel.NEW_NETWORK
+    numbers = (channel, filter_file, request, pidfd, namespaces, place, hold)
     _start_afresh()
+    arguments = [b"init", *(str(number).encode() for number in numbers), *described.split(b"\0")]
+    os.execve(binary, arguments, os.environ)
+
+
+def _described(stage: Stage) -> list[str]:
     users = stage.users
     numbers = (
-        channel.fileno(),
-        _kept(stage.filter),
-        hello.id,
         stage.abilities | Ability.NETWORK,
         users.first_uid,
         users.first_gid,
         users.num_ids,
         stage.job_uid,
-        int(stage.has_image),
+        stage.has_image,
     )
-    os.set_inheritable(channel.fileno(), True)
-    arguments = ["init", *users.maps(), *map(str, map(int, numbers)), *stage.bind_targets]
-    os.execve(program, arguments, os.environ)
+    return [*(str(int(number)) for number in numbers), *users.maps(), *stage.bind_targets]
 
 
-def _kept(content: bytes) -> int:
-    """A file in memory that outlives execution."""
+def _memory_file(content: bytes) -> int:
+    """Outlives execution."""
     file = os.memfd_create("filter", 0)
     os.write(file, content)
     return file
@@ -59,7 +92,7 @@ def _start_afresh() -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    null = os.open("dev/null", os.O_RDWR | os.O_CLOEXEC)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for descriptor in (0, 1):
         os.dup2(null, descriptor)
     if os.getpid() != os.getsid(0):

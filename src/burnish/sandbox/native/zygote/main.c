@@ -357,30 +357,31 @@ static void serve_owner(void) {
     close_fds(&m);
 }
 
-/* ../fallback/zygote_start.py puts them together. */
+/* ../fallback/zygote_start.py puts them together. Its child is where we go. */
 static void read_arguments(int count, char **arguments) {
-    uint32_t numbers[9];
-    for (int i = 0; i < 9; i++) {
+    uint32_t numbers[13];
+    for (int i = 0; i < 13; i++) {
         char *end = NULL;
-        if (count >= 12) numbers[i] = (uint32_t)strtoul(arguments[3 + i], &end, 10);
+        if (count >= 16) numbers[i] = (uint32_t)strtoul(arguments[1 + i], &end, 10);
         if (end == NULL || *end != 0) die("usage", "started by the helper in Python");
     }
     main_arguments = arguments;
     owner = (int)numbers[0];
-    int filter = (int)numbers[1];
+    int filter = (int)numbers[1], child = (int)numbers[3], root = (int)numbers[5];
     off_t size = lseek(filter, 0, SEEK_END);
     size_t one = sizeof(struct sock_filter), num_filters = size > 0 ? (size_t)size / one : 0;
-    image = (struct image){.uid_map = arguments[1], .gid_map = arguments[2],
-                           .uid = numbers[4], .gid = numbers[5], .num_ids = numbers[6],
-                           .job_uid = numbers[7], .has_rootfs = numbers[8],
-                           .binds = arguments + 12,
+    image = (struct image){.uid = numbers[8], .gid = numbers[9], .num_ids = numbers[10],
+                           .job_uid = numbers[11], .has_rootfs = numbers[12],
+                           .uid_map = arguments[14], .gid_map = arguments[15],
+                           .binds = arguments + 16,
                            .filter = {(unsigned short)num_filters, malloc((size_t)size)}};
     if (num_filters == 0 || num_filters > BPF_MAXINSNS || image.filter.filter == NULL ||
         pread(filter, image.filter.filter, (size_t)size, 0) != size)
         die("reading the filter", strerror(errno));
-    close(filter);
+    if (setns(child, (int)numbers[4]) < 0 || fchdir(root) < 0) die("joining", strerror(errno));
+    close(filter), close(child), close(root), close((int)numbers[6]); /* the child ends by that */
     if (leave_root() < 0) die(failed_stage, strerror(errno));
-    send_message(owner, READY, numbers[2], (uint32_t[]){VERSION, numbers[3]}, 8, NULL, 0);
+    send_message(owner, READY, numbers[2], (uint32_t[]){VERSION, numbers[7]}, 8, NULL, 0);
 }
 
 int main(int count, char **arguments) {

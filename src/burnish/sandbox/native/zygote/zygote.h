@@ -1,5 +1,5 @@
-/* The helper of the native sandbox (design/0005-native-sandbox.md). `../fallback/` has left the
- * host's file system and network, says in our arguments what it has made, and becomes us.
+/* The helper of the native sandbox (design/0005-native-sandbox.md). `../fallback/` has made a place
+ * without the host's files and network, says in our arguments what is there, and becomes us.
  *
  *   main.c   the loop: the owner's messages, boxes and layers by number, the ends of inits
  *   upper.c  the file systems that boxes write to
