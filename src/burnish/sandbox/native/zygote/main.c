@@ -392,6 +392,7 @@ int main(int count, char **arguments) {
     sigprocmask(SIG_BLOCK, &child, NULL);
     int children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
     if (children < 0) die("waiting", strerror(errno));
+    reap_inits(); /* whose place we have joined may have ended before */
     own_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
     int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
     own_pidfd = fcntl(self, F_DUPFD_CLOEXEC, HELPER); /* a box has a use for those below */
