@@ -185,7 +185,7 @@ class Run:
             return
         if not data:
             self._init.dead = True
-            self._give_up("the box has ended")
+            self._give_up(self._init.trouble)
             return
         try:
             self._exited = wire.read_exited(data, self._number)
