@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from burnish.model.config import ModelConfig
+from burnish.model.rope import inverse_frequencies, magnitude
 
 
 class Attend(Protocol):
@@ -117,6 +118,9 @@ class Decoder(nn.Module):
         """Cosines and sines [T, D] for `rotate`, computed in fp32."""
         angles = torch.outer(positions_T.float(), self.inv_freq)
         angles = torch.cat((angles, angles), dim=-1)
+        scale = magnitude(self.config)
+        if scale != 1.0:
+            return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def head_weight(self) -> Tensor:
@@ -132,24 +136,3 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotary embedding in the half-split layout of Hugging Face (Su et al. 2021, eq. 34)."""
     first, second = x_THD.chunk(2, dim=-1)
     return x_THD * cos_TD[:, None] + torch.cat((-second, first), dim=-1) * sin_TD[:, None]
-
-
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Rotary frequencies [D / 2] in fp32 on the CPU, with Llama-3 scaling where configured."""
-    # The explicit device holds under `with torch.device("meta")` too.
-    steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu")
-    exponents = steps.float() / config.head_dim
-    inv_freq = 1.0 / (config.rope_theta**exponents)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return inv_freq
-    wavelength = 2 * torch.pi / inv_freq
-    low = scaling.original_max_position_embeddings / scaling.low_freq_factor
-    high = scaling.original_max_position_embeddings / scaling.high_freq_factor
-    blend = (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    smooth = (1 - blend) * inv_freq / scaling.factor + blend * inv_freq
-    scaled = torch.where(wavelength > low, inv_freq / scaling.factor, inv_freq)
-    between = (wavelength <= low) & (wavelength >= high)
-    return torch.where(between, smooth, scaled)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from burnish.core.errors import UserError
 from burnish.model.config import ModelConfig
-from burnish.model.decoder import Attend, Decoder, inverse_frequencies
+from burnish.model.decoder import Attend, Decoder
+from burnish.model.rope import inverse_frequencies
 from burnish.rollout.engine.linear import PackedLinear
 
 _PACKED = ("qkv", "output", "gate_up", "down")
