@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from burnish.core.config import Config
-from burnish.core.vocabulary import InFlight
+from burnish.core.vocabulary import InFlight, KvDtype
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.sandbox.config import SandboxConfig
@@ -119,7 +119,9 @@ class EngineSection(Config):
     """What becomes of running generations when new weights are published: `keep` goes on over the
     old keys and values, `recompute` computes them again, `abort` ends them (they are retried)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Weights and cache."""
+    """Weights, and the cache unless `kv_dtype` says otherwise."""
+    kv_dtype: KvDtype = KvDtype.MODEL
+    """Numbers of the key/value cache: `model`, or one byte each as `int8` or `fp8`."""
     canary_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Allowed difference between engine and trainer on the probe, nats; 0 demands equal bits."""
 

@@ -133,6 +133,7 @@ def _limits(config: RunConfig) -> CoreLimits:
         budget_tokens=section.budget_tokens,
         ageing_steps=section.ageing_steps,
         swap_bytes=section.swap_mb << 20,
+        kv_dtype=section.kv_dtype,
     )
 
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
+from burnish.rollout.engine.cache.step import Span
+from burnish.rollout.engine.cache.storage import KvCache, StepAttend
 from burnish.rollout.engine.sampler import Draw, Sampled, sample, uniform
 from burnish.rollout.engine.score import logprobs_of
 from burnish.rollout.engine.sequence import Sequence
@@ -27,7 +28,7 @@ class Work(NamedTuple):
     """The next tokens that are not in the cache."""
 
 
-def forward(model: ServedModel, cache: PagedCache, work: Seq[Work]) -> Tensor:
+def forward(model: ServedModel, cache: KvCache, work: Seq[Work]) -> Tensor:
     """Hidden states [T, E] of all tokens; pieces of one token must come first."""
     spans = [Span(s.pages, s.num_computed, s.num_computed + n) for s, n in work]
     ids_T = torch.tensor(
@@ -38,8 +39,7 @@ def forward(model: ServedModel, cache: PagedCache, work: Seq[Work]) -> Tensor:
         ]
     )
     positions_T = torch.tensor([p for span in spans for p in range(span.start, span.end)])
-    num_singles = sum(n == 1 for _, n in work)
-    return model.hidden(ids_T, positions_T, CachedAttend(cache, spans, num_singles))
+    return model.hidden(ids_T, positions_T, StepAttend(cache, cache.step(spans)))
 
 
 def prompt_logprobs(model: ServedModel, hidden_TE: Tensor, work: Seq[Work]) -> list[Sequence]:

@@ -22,7 +22,8 @@ from burnish.model.config import ModelConfig
 from burnish.rollout.engine import batch
 from burnish.rollout.engine import score as scoring
 from burnish.rollout.engine.batch import Work
-from burnish.rollout.engine.cache_attention import PagedCache
+from burnish.rollout.engine.cache.opening import open_cache
+from burnish.rollout.engine.cache.storage import CacheShape, KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
 from burnish.rollout.engine.residency import Residency
@@ -77,7 +78,7 @@ class EngineCore:
         self._bounds = Bounds(config, self.limits, decode is not None)
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
-        self._cache: PagedCache | None = self._new_cache()
+        self._cache: KvCache | None = self._new_cache()
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
         memory = Residency(self._cache, self.limits, version=version, flops_per_token=flops)
         self._scheduler = Scheduler(memory, self.limits)
@@ -307,8 +308,17 @@ class EngineCore:
         """Assert that no page is lost or doubly owned."""
         self._scheduler.check()
 
-    def _new_cache(self) -> PagedCache:
-        return PagedCache(self.config, self.limits.num_pages, self.limits.page_size, self.dtype)
+    def _new_cache(self) -> KvCache:
+        limits = self.limits
+        return open_cache(
+            CacheShape(
+                self.config,
+                limits.num_pages,
+                limits.page_size,
+                self.dtype,
+                kv_dtype=limits.kv_dtype,
+            )
+        )
 
     def _serve(self, prepared: Prepared) -> None:
         self._served, self._digest = prepared, prepared.digest

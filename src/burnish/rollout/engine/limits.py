@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from burnish.core.vocabulary import KvDtype
+
 
 class CoreLimits(NamedTuple):
     """Sizes of an engine."""
@@ -18,6 +20,8 @@ class CoreLimits(NamedTuple):
     """Steps of waiting that outweigh one level of priority."""
     swap_bytes: int = 1 << 30
     """Host memory for pages of preempted sequences; 0 computes them again instead."""
+    kv_dtype: KvDtype = KvDtype.MODEL
+    """Numbers of the cache."""
 
 
 class CoreCounters(NamedTuple):

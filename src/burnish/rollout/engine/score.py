@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from burnish.model.decoder import Decoder
-from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
+from burnish.rollout.engine.cache.opening import open_cache
+from burnish.rollout.engine.cache.step import Span
+from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
 from burnish.rollout.engine.weights import ServedModel
 
 # The head's output for this many tokens at a time: 64 x 49152 fp32 are 12 MB.
@@ -28,13 +30,11 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
     if not token_ids:
         return ()
     num_pages = -(-len(token_ids) // page_size)
-    cache = PagedCache(model.config, num_pages, page_size, model.dtype)
-    span = Span(range(num_pages), 0, len(token_ids))
+    cache = open_cache(CacheShape(model.config, num_pages, page_size, model.dtype))
+    step = cache.step([Span(range(num_pages), 0, len(token_ids))])
     with torch.inference_mode():
         ids_T = torch.tensor(token_ids)
-        hidden_TE = model.hidden(
-            ids_T, torch.arange(len(token_ids)), CachedAttend(cache, [span], 0)
-        )
+        hidden_TE = model.hidden(ids_T, torch.arange(len(token_ids)), StepAttend(cache, step))
         logprobs = logprobs_of(model, hidden_TE[:-1], ids_T[1:])
     return (0.0, *logprobs)
 
