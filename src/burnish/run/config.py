@@ -5,6 +5,7 @@ Each component's own config sits beside the component.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -14,6 +15,7 @@ from burnish.core.config import Config
 from burnish.core.vocabulary import InFlight, KvDtype
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
+from burnish.rollout.remote.config import RemoteConfig
 from burnish.sandbox.config import SandboxConfig
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.train.config import TrainConfig
@@ -98,9 +100,26 @@ class RolloutSection(Config):
     """Failures of environment or verifier in one domain after which it is quarantined."""
 
 
+class EngineBackend(StrEnum):
+    """Which program samples."""
+
+    LOCAL = "local"
+    """The engine of this package, in the run's own process."""
+    OPENAI = "openai"
+    """Any server with OpenAI's completions and token ids; cannot be trained with."""
+    VLLM = "vllm"
+    """`vllm serve`, one process or several."""
+    SGLANG = "sglang"
+    """`sglang.launch_server`, one process or several."""
+
+
 class EngineSection(Config):
     """The inference engine."""
 
+    backend: EngineBackend = EngineBackend.LOCAL
+    """local, vllm, sglang, or openai (which cannot be trained with)."""
+    remote: RemoteConfig = RemoteConfig()
+    """Servers, for every backend but local."""
     num_threads: Positive = 2
     """CPU threads of a decode step."""
     num_pages: Annotated[int, Field(gt=0, le=10**7)] = 4096

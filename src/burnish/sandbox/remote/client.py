@@ -17,11 +17,11 @@ from burnish.core.boxes import (
     Sandbox,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.loop_thread import LoopThread
 from burnish.core.records import Record
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
-from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
 from burnish.sandbox.remote.wire import Wire
