@@ -115,9 +115,7 @@ class Decoder(nn.Module):
 
     def rope(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, D] for `rotate`, computed in fp32."""
-        angles = torch.outer(positions_T.float(), self.inv_freq)
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return cosines_and_sines(positions_T, self.inv_freq, dtype)
 
     def head_weight(self) -> Tensor:
         """The head's matrix [V, E]."""
@@ -132,6 +130,15 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotary embedding in the half-split layout of Hugging Face (Su et al. 2021, eq. 34)."""
     first, second = x_THD.chunk(2, dim=-1)
     return x_THD * cos_TD[:, None] + torch.cat((-second, first), dim=-1) * sin_TD[:, None]
+
+
+def cosines_and_sines(
+    positions_T: Tensor, inv_freq: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, D] of every position, computed in fp32."""
+    angles = torch.outer(positions_T.float(), inv_freq)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:
