@@ -139,7 +139,8 @@ def _users_mistake(error: BaseException, *, debug: bool) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, CycloptsError):
-        return " ".join(str(error).split()) + " Fix: see burnish --help"
+        verbs = " ".join(("burnish", *(error.command_chain or ()), "--help"))
+        return f"{' '.join(str(error).split())} Fix: {verbs}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename})" if error.filename else ""
         return f"No disk space left{where}. Fix: free some, then start again; runs can --resume"

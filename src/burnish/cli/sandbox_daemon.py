@@ -9,6 +9,7 @@ from burnish.core.errors import UserError
 if TYPE_CHECKING:
     from burnish.sandbox.remote.box import RemoteStatefulBox
     from burnish.sandbox.remote.client import RemotePool
+    from burnish.sandbox.remote.problems import RemoteFailure
 
 T = TypeVar("T")
 
@@ -28,10 +29,7 @@ def with_new_box(use: "Callable[[RemotePool], Awaitable[T]]") -> T:
             return asyncio.run(_use(ensure_running(), use))
         except RemoteFailure as error:
             if error.kind is ProblemKind.BUSY:
-                raise UserError(
-                    f"no box is free: {error.failure.message}.",
-                    fix="burnish sandbox list, then burnish sandbox destroy ID",
-                ) from error
+                raise _busy(error) from error
             if not left:
                 raise
     raise AssertionError("the last try returns or raises")
@@ -66,9 +64,16 @@ def with_boxes_of(box_id: str, use: "Callable[[RemotePool], Awaitable[T]]") -> T
         if url is not None:
             return asyncio.run(_use(url, use))
     except RemoteFailure as error:
+        if error.kind is ProblemKind.BUSY:
+            raise _busy(error) from error
         if error.kind is not ProblemKind.NO_BOX:
             raise
     raise UserError(f"there is no box {box_id[:80]!r}.", fix="burnish sandbox list")
+
+
+def _busy(error: "RemoteFailure") -> UserError:
+    what = f"no box is free: {error.failure.message}."
+    return UserError(what, fix="burnish sandbox list, then burnish sandbox destroy ID")
 
 
 def if_running(use: "Callable[[RemotePool], Awaitable[T]]") -> T | None:

@@ -18,6 +18,21 @@ EXIT_TIMEOUT = 124
 EXIT_INFRA = 125
 EXIT_SIGNAL = 128
 _SIGKILL = 9
+_FLAGS = {
+    "wall_s": "--timeout",
+    "cpu_s": "--timeout",
+    "memory_bytes": "--memory",
+    "disk_bytes": "--disk",
+    "stdout_bytes": "--output",
+    "num_pids": "--pids",
+}
+_RAISED_BY = {
+    "timeout": "--timeout",
+    "oom": "--memory",
+    "disk": "--disk",
+    "pids": "--pids",
+    "output": "--output",
+}
 _HINT_S = 2.0
 
 
@@ -108,6 +123,9 @@ def _run(
     from burnish.sandbox.remote.box import infra_error
 
     limits = _limits(bounds)
+    cwd = options["cwd"]
+    if cwd is not None and not cwd.startswith("/"):
+        raise UserError(f"--cwd {cwd} is no absolute path.", fix=f"--cwd /work/{cwd}")
     if not command:
         raise UserError("there is no command.", fix=f"burnish sandbox exec {box} -- CMD...")
     stdin = _read_stdin(sys.stdin)
@@ -139,7 +157,9 @@ def _limits(bounds: Bounds) -> "Limits":
     try:
         check_limits(limits)
     except ValueError as error:
-        raise UserError(f"{error}.", fix="raise --timeout, --memory, --disk or --pids") from error
+        name, _, rest = str(error).removeprefix("limits.").partition(" ")
+        flag = _FLAGS[name]
+        raise UserError(f"{flag}: {name} {rest}.", fix=f"raise {flag}") from error
     return limits
 
 
@@ -171,7 +191,9 @@ def _show(result: "ExecResult") -> None:
     _write(sys.stdout, result.stdout)
     _write(sys.stderr, result.stderr)
     if result.message:
-        sys.stderr.write(f"burnish: {result.status}: {result.message}\n")
+        flag = _RAISED_BY.get(result.status)
+        hint = f" ({flag} raises it)" if flag else ""
+        sys.stderr.write(f"burnish: {result.status}: {result.message}{hint}\n")
 
 
 def _write(stream: TextIO, data: bytes) -> None:

@@ -65,7 +65,12 @@ def fork(
 
     if number < 1:
         raise UserError(f"-n {number} is below 1.", fix="use 1 or more")
-    made = with_box(box, lambda b: b.fork_boxes(number, snapshot_id))
+    try:
+        made = with_box(box, lambda b: b.fork_boxes(number, snapshot_id))
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"-n {number}: {error}.", fix="ask for fewer") from error
     if as_json:
         write_json(made)
         return
@@ -107,6 +112,8 @@ def export(
 def import_(box: str, file: Path, /, *, as_json: Annotated[bool, _JSON] = False) -> None:
     """Put the files of a tar into a box, on top of what is there.
 
+    Names in it count from the root of the box, as export writes them: work/x is /work/x.
+
     Args:
         box: id of the box.
         file: a tar, of `burnish sandbox export` or of any origin.
@@ -122,9 +129,11 @@ def import_(box: str, file: Path, /, *, as_json: Annotated[bool, _JSON] = False)
     except UserError:
         raise
     except ValueError as error:
-        raise UserError(f"{file}: {error}.", fix="make a tar of plain files and links") from error
+        # It names the file.
+        raise UserError(f"{error}.", fix="make a tar of plain files and links") from error
     except OSError as error:
         what = f"{file}: {error.strerror or error}."
-        raise UserError(what, fix="give a tar that the box can hold") from error
+        fix = f"burnish sandbox exec {box} --disk 1G --memory 2G -- true gives the box more room"
+        raise UserError(what, fix=fix) from error
     if as_json:
         write_json({"id": box, "file": file})

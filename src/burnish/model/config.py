@@ -7,6 +7,13 @@ import msgspec
 
 from burnish.core.errors import UserError
 from burnish.core.records import Record
+from burnish.model.rope_scaling import (
+    DynamicRope,
+    RopeScaling,
+    read_scaling,
+    scaled_context,
+    write_scaling,
+)
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
@@ -47,26 +54,6 @@ _COUNTS = (
     "head_dim",
     "max_position_embeddings",
 )
-
-
-class RopeScaling(Record, frozen=True, kw_only=True):
-    """Llama-3 frequency scaling (`rope_type = "llama3"`)."""
-
-    factor: float
-    """Stretch of the low frequencies."""
-    low_freq_factor: float
-    """Wavelengths above `original / low` are stretched fully."""
-    high_freq_factor: float
-    """Wavelengths below `original / high` are left alone."""
-    original_max_position_embeddings: int
-    """Context length before stretching, tokens."""
-
-    def __post_init__(self) -> None:
-        """Refuse what would divide by zero."""
-        if not (self.factor >= 1 and 0 < self.low_freq_factor < self.high_freq_factor):
-            raise ValueError("rope scaling needs factor >= 1 and 0 < low < high frequency factor")
-        if self.original_max_position_embeddings < 1:
-            raise ValueError("original_max_position_embeddings is not above 0")
 
 
 class ModelConfig(Record, frozen=True, kw_only=True):
@@ -160,6 +147,7 @@ def from_hf(raw: dict[str, Any], *, source: str = "config.json") -> ModelConfig:
             fix="take config.json from the model's own repository.",
         )
     rope = _rope(raw, source)
+    scaling = read_scaling(rope, raw, source)
     bias = family in ("llama", "qwen3") and (raw.get("attention_bias") or False)
     heads = raw["num_attention_heads"]
     return checked(
@@ -172,10 +160,10 @@ def from_hf(raw: dict[str, Any], *, source: str = "config.json") -> ModelConfig:
         num_heads=heads,
         num_kv_heads=raw.get("num_key_value_heads") or heads,
         head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        max_position_embeddings=raw["max_position_embeddings"],
+        max_position_embeddings=scaled_context(scaling, raw["max_position_embeddings"]),
         rms_norm_eps=raw["rms_norm_eps"],
         rope_theta=rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0,
-        rope_scaling=_rope_scaling(rope, source),
+        rope_scaling=scaling,
         tie_word_embeddings=raw.get("tie_word_embeddings") or False,
         qkv_bias=family == "qwen2" or bias,
         o_bias=bias,
@@ -188,12 +176,10 @@ def from_hf(raw: dict[str, Any], *, source: str = "config.json") -> ModelConfig:
 def to_hf(config: ModelConfig) -> dict[str, Any]:
     """A `config.json` that transformers 4 and 5 both read, without token ids and dtype."""
     c = config
-    scaling = c.rope_scaling
-    rope = (
-        {"rope_type": "default"}
-        if scaling is None
-        else {"rope_type": "llama3", **msgspec.to_builtins(scaling)}
-    )
+    scaling, rope = c.rope_scaling, write_scaling(c.rope_scaling)
+    context = c.max_position_embeddings
+    if isinstance(scaling, DynamicRope):
+        context = scaling.original_max_position_embeddings
     raw: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[c.family]],
         "model_type": c.family,
@@ -205,7 +191,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any]:
         "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": c.max_position_embeddings,
+        "max_position_embeddings": context,
         "rms_norm_eps": c.rms_norm_eps,
         "rope_parameters": {**rope, "rope_theta": c.rope_theta},
         "rope_theta": c.rope_theta,
@@ -293,15 +279,3 @@ def _rope(raw: dict[str, Any], source: str) -> dict[str, Any]:
             fix="use a model that rotates whole heads.",
         )
     return rope
-
-
-def _rope_scaling(rope: dict[str, Any], source: str) -> dict[str, Any] | None:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise UserError(
-            f"{source}: rope_type {kind!r} is not implemented.",
-            fix='use a model with "default" or "llama3".',
-        )
-    return {name: rope[name] for name in RopeScaling.__struct_fields__ if name in rope}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from burnish.model.config import ModelConfig
+from burnish.model.rope import cosines_and_sines, inverse_frequencies
 
 
 class Attend(Protocol):
@@ -115,7 +116,7 @@ class Decoder(nn.Module):
 
     def rope(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, D] for `rotate`, computed in fp32."""
-        return cosines_and_sines(positions_T, self.inv_freq, dtype)
+        return cosines_and_sines(self.config, self.inv_freq, positions_T, dtype)
 
     def head_weight(self) -> Tensor:
         """The head's matrix [V, E]."""
@@ -130,33 +131,3 @@ def rotate(x_THD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
     """Rotary embedding in the half-split layout of Hugging Face (Su et al. 2021, eq. 34)."""
     first, second = x_THD.chunk(2, dim=-1)
     return x_THD * cos_TD[:, None] + torch.cat((-second, first), dim=-1) * sin_TD[:, None]
-
-
-def cosines_and_sines(
-    positions_T: Tensor, inv_freq: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, D] of every position, computed in fp32."""
-    angles = torch.outer(positions_T.float(), inv_freq)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def inverse_frequencies(config: ModelConfig) -> Tensor:
-    """Rotary frequencies [D / 2] in fp32 on the CPU, with Llama-3 scaling where configured."""
-    # The explicit device holds under `with torch.device("meta")` too.
-    steps = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu")
-    exponents = steps.float() / config.head_dim
-    inv_freq = 1.0 / (config.rope_theta**exponents)
-    scaling = config.rope_scaling
-    if scaling is None:
-        return inv_freq
-    wavelength = 2 * torch.pi / inv_freq
-    low = scaling.original_max_position_embeddings / scaling.low_freq_factor
-    high = scaling.original_max_position_embeddings / scaling.high_freq_factor
-    blend = (scaling.original_max_position_embeddings / wavelength - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    smooth = (1 - blend) * inv_freq / scaling.factor + blend * inv_freq
-    scaled = torch.where(wavelength > low, inv_freq / scaling.factor, inv_freq)
-    between = (wavelength <= low) & (wavelength >= high)
-    return torch.where(between, smooth, scaled)

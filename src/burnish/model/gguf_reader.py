@@ -12,15 +12,20 @@ from torch import Tensor
 
 from burnish.core.errors import UserError
 from burnish.model.assembly import assemble
-from burnish.model.config import ModelConfig, RopeScaling, checked
-from burnish.model.decoder import Decoder, inverse_frequencies
+from burnish.model.config import ModelConfig, checked
+from burnish.model.decoder import Decoder
 from burnish.model.gguf_file import GgufFile
 from burnish.model.names import Part, parts
+from burnish.model.rope import inverse_frequencies
+from burnish.model.rope_scaling import Llama3Rope
 
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 _ROPE_FACTORS = "rope_freqs.weight"
 # The only values that Llama 3.1 to 3.3 were published with; GGUF keeps just their product.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
+
+# Refinements of YaRN that no published file of our families uses, with the value that means none.
+_YARN_CHANGES = {"attn_factor": 1.0, "yarn_attn_factor": 1.0, "yarn_ext_factor": 1.0}
 
 
 def read_config(file: GgufFile) -> ModelConfig:
@@ -60,6 +65,7 @@ def read_config(file: GgufFile) -> ModelConfig:
         max_position_embeddings=_need(file, "context_length"),
         rms_norm_eps=_short(_need(file, "attention.layer_norm_rms_epsilon")),
         rope_theta=_short(meta.get(f"{arch}.rope.freq_base", 10_000.0)),
+        rope_scaling=_stored_scaling(file, head_dim, meta.get(f"{arch}.context_length")),
         tie_word_embeddings="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
@@ -67,7 +73,6 @@ def read_config(file: GgufFile) -> ModelConfig:
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
         sliding_window=window,
     )
-    _check_rope(file, config)
     if _ROPE_FACTORS in tensors:
         fields = {name: getattr(config, name) for name in ModelConfig.__struct_fields__}
         config = ModelConfig(**fields | {"rope_scaling": _rope_scaling(file, config)})
@@ -122,23 +127,39 @@ def _check_tensors(file: GgufFile, config: ModelConfig) -> None:
         )
 
 
-def _check_rope(file: GgufFile, config: ModelConfig) -> None:
-    arch = file.metadata["general.architecture"]
-    scaling = file.metadata.get(f"{arch}.rope.scaling.type", "none")
-    rotated = file.metadata.get(f"{arch}.rope.dimension_count", config.head_dim)
-    if scaling != "none" or rotated != config.head_dim:
+def _stored_scaling(file: GgufFile, head_dim: int, context: Any) -> dict[str, Any] | None:
+    """The scaling that the metadata names, as fields of its record."""
+    prefix = f"{file.metadata['general.architecture']}.rope"
+    kind = file.metadata.get(f"{prefix}.scaling.type", "none")
+    rotated = file.metadata.get(f"{prefix}.dimension_count", head_dim)
+    changes = [
+        key
+        for key in _YARN_CHANGES
+        if file.metadata.get(f"{prefix}.scaling.{key}", _YARN_CHANGES[key]) != _YARN_CHANGES[key]
+    ]
+    if kind not in ("none", "linear", "yarn") or rotated != head_dim or changes:
         raise UserError(
-            f"{file.path}: rope scaling {scaling!r} over {rotated} of {config.head_dim} dimensions"
-            " is not implemented.",
-            fix="use a model with plain or Llama-3 rotary embedding.",
+            f"{file.path}: rope scaling {kind!r} over {rotated} of {head_dim} dimensions"
+            f"{' with ' + ', '.join(changes) if changes else ''} is not implemented.",
+            fix="use a model with plain, linear, YaRN or Llama-3 rotary embedding.",
         )
+    if kind == "none":
+        return None
+    fields: dict[str, Any] = {"rope_type": kind, "factor": _need(file, "rope.scaling.factor")}
+    if kind == "yarn":
+        original = file.metadata.get(f"{prefix}.scaling.original_context_length", context)
+        fields["original_max_position_embeddings"] = original
+        for name in ("beta_fast", "beta_slow"):
+            stored = file.metadata.get(f"{prefix}.scaling.yarn_{name}")
+            fields |= {} if stored is None else {name: _short(stored)}
+    return fields | {"factor": _short(fields["factor"])}
 
 
-def _rope_scaling(file: GgufFile, config: ModelConfig) -> RopeScaling:
+def _rope_scaling(file: GgufFile, config: ModelConfig) -> Llama3Rope:
     """The Llama-3 parameters that give the stored divisors of the frequencies."""
     if file.tensors[_ROPE_FACTORS].shape == (config.head_dim // 2,):
         stored = file.read(_ROPE_FACTORS)
-        scaling = RopeScaling(
+        scaling = Llama3Rope(
             factor=_short(float(stored.max())),
             low_freq_factor=_LLAMA3_LOW,
             high_freq_factor=_LLAMA3_HIGH,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from burnish.model.chat import ChatRenderer
     from burnish.model.config import ModelConfig
     from burnish.model.decoder import Decoder
+    from burnish.model.rope_scaling import RopeKind
     from burnish.model.tokenizer import Tokenizer
 
 _NEEDS = ("torch", "numpy", "safetensors", "tokenizers", "gguf")
@@ -61,11 +62,17 @@ def resolve(name: str) -> Path:
     )
 
 
-def load_model(name: str) -> LoadedModel:
+def load_model(name: str, *, context: int | None = None, rope: RopeKind = "yarn") -> LoadedModel:
     """Load `name`, as `resolve` understands it.
 
+    Args:
+        name: of the model.
+        context: tokens to stretch its context to, see `model.context.stretch`; None: as it is.
+        rope: how to stretch.
+
     Raises:
-        UserError: if it is missing, damaged, of an unsupported kind, or has no chat template.
+        UserError: if it is missing, damaged, of an unsupported kind, has no chat template or
+            cannot be stretched.
     """
     absent = [package for package in _NEEDS if importlib.util.find_spec(package) is None]
     if absent:
@@ -73,7 +80,8 @@ def load_model(name: str) -> LoadedModel:
             f"Loading a model needs {', '.join(absent)}.", fix='pip install "burnish[train]".'
         )
     path = resolve(name)
-    return _load_gguf(path) if path.is_file() else _load_directory(path)
+    load = _load_gguf if path.is_file() else _load_directory
+    return load(path, context, rope)
 
 
 def export(
@@ -93,14 +101,15 @@ def export(
     save(decoder, loaded.tokenizer, loaded.renderer, directory, dtype=dtype)
 
 
-def _load_gguf(path: Path) -> LoadedModel:
+def _load_gguf(path: Path, context: int | None, rope: RopeKind) -> LoadedModel:
     from burnish.model.chat import ChatRenderer
+    from burnish.model.context import stretch
     from burnish.model.gguf_file import GgufFile
     from burnish.model.gguf_reader import load_decoder, read_config
     from burnish.model.gguf_tokenizer import read_tokenizer
 
     file = GgufFile(path)
-    config = read_config(file)
+    config = stretch(read_config(file), context, rope)
     tokenizer = read_tokenizer(file)
     template = file.metadata.get("tokenizer.chat_template")
     renderer = ChatRenderer(
@@ -111,11 +120,12 @@ def _load_gguf(path: Path) -> LoadedModel:
     return LoadedModel(config, decoder, tokenizer, renderer, path, _digest([path]))
 
 
-def _load_directory(path: Path) -> LoadedModel:
+def _load_directory(path: Path, context: int | None, rope: RopeKind) -> LoadedModel:
     from burnish.model import hf_directory, safetensors_io
     from burnish.model.chat import ChatRenderer
+    from burnish.model.context import stretch
 
-    config = hf_directory.read_config(path)
+    config = stretch(hf_directory.read_config(path), context, rope)
     tokenizer, template = hf_directory.read_tokenizer(path)
     renderer = ChatRenderer(tokenizer, template, source=str(path))
     _check_vocabulary(tokenizer, config)

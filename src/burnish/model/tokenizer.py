@@ -90,6 +90,10 @@ class Tokenizer:
         """Write `tokenizer.json`."""
         path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
 
+    def to_json(self) -> str:
+        """What `save` writes, for libraries that read a `tokenizer.json`."""
+        return self._backend.to_str()
+
     def _check_named(self) -> None:
         for role, content in self.named.items():
             if self._backend.token_to_id(content) is None:

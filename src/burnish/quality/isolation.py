@@ -13,14 +13,11 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from burnish.core.boxes import (
     Capabilities,
-    ExecResult,
     Isolation,
-    Limits,
-    NetworkedSandbox,
     Policy,
     Sandbox,
     SandboxPool,
@@ -28,6 +25,7 @@ from burnish.core.boxes import (
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
+from burnish.sandbox.forwarding import ForwardingBox, ForwardingPool
 
 T = TypeVar("T")
 
@@ -95,17 +93,13 @@ class MissingPool:
         """Nothing to close."""
 
 
-class BridgedPool:
+class BridgedPool(ForwardingPool):
     """A pool of another event loop, usable from this one."""
 
     def __init__(self, pool: SandboxPool, owner: asyncio.AbstractEventLoop) -> None:
         """Send all calls to `pool` on the loop `owner`."""
-        self._pool, self._owner = pool, owner
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Those of the pool."""
-        return self._pool.capabilities
+        super().__init__(pool)
+        self._owner = owner
 
     @asynccontextmanager
     async def acquire(
@@ -126,39 +120,14 @@ class BridgedPool:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, self._owner))
 
 
-class BridgedBox:
+class BridgedBox(ForwardingBox):
     """A box of another event loop."""
 
     def __init__(self, box: Sandbox, there: Callable[..., Awaitable[Any]]) -> None:
         """Run the calls of `box` through `there`."""
-        self._box, self._there = box, there
-        self.id = box.id
+        super().__init__(box)
+        self._there = there
 
-    async def write_file(self, path: str, data: bytes) -> None:
-        """See `Sandbox.write_file`."""
-        await self._there(self._box.write_file(path, data))
-
-    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """See `Sandbox.read_file`."""
-        data: bytes = await self._there(self._box.read_file(path, limit_bytes))
-        return data
-
-    async def set_allow(self, allow: tuple[str, ...]) -> None:
-        """See `NetworkedSandbox.set_allow`."""
-        await self._there(cast(NetworkedSandbox, self._box).set_allow(allow))
-
-    async def exec(
-        self,
-        argv: tuple[str, ...],
-        *,
-        stdin: bytes = b"",
-        limits: Limits | None = None,
-        env: dict[str, str] | None = None,
-        cwd: str | None = None,
-        keep: bool = False,
-    ) -> ExecResult:
-        """See `Sandbox.exec`."""
-        result: ExecResult = await self._there(
-            self._box.exec(argv, stdin=stdin, limits=limits, env=env, cwd=cwd, keep=keep)
-        )
+    async def _pass(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        result: T = await self._there(call())
         return result

@@ -11,7 +11,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from burnish.core.config import Config
-from burnish.core.vocabulary import KvDtype
+from burnish.core.vocabulary import InFlight, KvDtype
+from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.sandbox.config import SandboxConfig
 from burnish.schedule.picks import DomainScheduleConfig
@@ -48,6 +49,10 @@ class ModelSection(Config):
 
     source: str = "smollm2-135m-instruct"
     """A known name, a GGUF file, or a Hugging Face directory with safetensors."""
+    context: Annotated[int, Field(ge=2)] | None = None
+    """Tokens to stretch the model's context to; no more than it has already changes nothing."""
+    rope: RopeKind = "yarn"
+    """How positions are stretched: yarn, linear interpolation, or dynamic NTK scaling."""
 
 
 class DomainSection(Config):
@@ -102,6 +107,17 @@ class EngineSection(Config):
     """Pages of the key/value cache."""
     max_running: Positive = 96
     """Sequences decoded together."""
+    budget_tokens: Positive = 1024
+    """Tokens of one step: what a long prompt may delay those that decode."""
+    max_outstanding: Positive = 4096
+    """Requests in flight, running or waiting; more are refused."""
+    ageing_steps: Positive = 512
+    """Steps of waiting that outweigh one level of a request's priority."""
+    swap_mb: Count = 1024
+    """Host memory for pages of preempted sequences, MiB; 0 computes them again instead."""
+    inflight: InFlight = InFlight.KEEP
+    """What becomes of running generations when new weights are published: `keep` goes on over the
+    old keys and values, `recompute` computes them again, `abort` ends them (they are retried)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights, and the cache unless `kv_dtype` says otherwise."""
     kv_dtype: KvDtype = KvDtype.MODEL

@@ -89,7 +89,8 @@ def start(
     check_schedule(tuple(environments), loaded.value.schedule)
     digests = {name: environment.digest for name, environment in environments.items()}
     observer.phase(RunPhase.LOAD, 0)
-    model = load_model(loaded.value.model.source)
+    settings = loaded.value.model
+    model = load_model(settings.source, context=settings.context, rope=settings.rope)
     _refuse_huge_cache(loaded.value, model.config)
     if dry_run:
         return RunResult(None, {}, loaded.to_toml())

@@ -126,12 +126,15 @@ async def open_session(
 
 
 def _limits(config: RunConfig) -> CoreLimits:
-    engine = config.engine
+    section = config.engine
     return CoreLimits(
-        num_pages=engine.num_pages,
-        max_running=engine.max_running,
-        kv_dtype=engine.kv_dtype,
-        exact=engine.exact,
+        num_pages=section.num_pages,
+        max_running=section.max_running,
+        budget_tokens=section.budget_tokens,
+        ageing_steps=section.ageing_steps,
+        swap_bytes=section.swap_mb << 20,
+        kv_dtype=section.kv_dtype,
+        exact=section.exact,
     )
 
 
@@ -143,6 +146,8 @@ def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> 
         limits=_limits(config),
         num_threads=config.engine.num_threads,
         barrier=barrier,
+        max_outstanding=config.engine.max_outstanding,
+        decode=loaded.tokenizer.decode,
     )
 
 
@@ -159,6 +164,7 @@ def _publisher(
         probe_ids=probe(loaded),
         tolerance=config.engine.canary_tolerance,
         clock=clock,
+        inflight=config.engine.inflight,
     )
 
 

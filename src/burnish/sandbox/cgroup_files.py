@@ -23,11 +23,26 @@ class Counters(NamedTuple):
     pids_refused: int
 
 
-class BoxGroup(Protocol):
+class Counting(Protocol):
+    """Who counts what a box uses."""
+
+    def counters(self) -> Counters:
+        """Current totals."""
+        ...
+
+    def peak_memory_bytes(self) -> int | None:
+        """Highest usage since the limits were set."""
+        ...
+
+
+class BoxGroup(Counting, Protocol):
     """The control groups of one box."""
 
     into_directory: bool
     """`entry_fds` is one directory for `clone3(CLONE_INTO_CGROUP)`, not `cgroup.procs` files."""
+
+    slows_writeback: bool
+    """Rates hold for what the kernel writes for a process later, too."""
 
     @property
     def reusable(self) -> bool:
@@ -61,14 +76,6 @@ class BoxGroup(Protocol):
         """
         ...
 
-    def counters(self) -> Counters:
-        """Current totals."""
-        ...
-
-    def peak_memory_bytes(self) -> int | None:
-        """Highest usage since `set_limits`."""
-        ...
-
     def held_bytes(self) -> int:
         """Memory charged now: files of layers stay charged to the box that wrote them."""
         ...
@@ -94,19 +101,26 @@ class ControlFiles:
     """Control files by path, kept open where that saves time."""
 
     def __init__(self, *, keep_open: bool) -> None:
-        """Open nothing yet; `keep_open` costs up to nine descriptors for each box."""
+        """Open nothing yet; `keep_open` costs up to eight descriptors for each box."""
         self._keep_open = keep_open
         self._open: dict[tuple[str, int], int] = {}
 
-    def read(self, path: str) -> bytes:
-        """The content."""
+    def read(self, path: str, flags: int = os.O_RDONLY) -> bytes:
+        """The content; `flags` where it is also written (`rewrite`)."""
         if not self._keep_open:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return os.pread(descriptor, _MAX_READ_BYTES, 0)
             finally:
                 os.close(descriptor)
-        return os.pread(self.descriptor(path, os.O_RDONLY), _MAX_READ_BYTES, 0)
+        return os.pread(self.descriptor(path, flags), _MAX_READ_BYTES, 0)
+
+    def members(self, path: str) -> list[int]:
+        """The processes in a `cgroup.procs`.
+
+        Never through a file that stays open: version 1 shows who was there a second ago.
+        """
+        return [int(word) for word in Path(path).read_bytes().split()]
 
     def write(self, path: str, value: str) -> None:
         """Write once; control files take a value as a whole."""
@@ -115,6 +129,13 @@ class ControlFiles:
             os.write(descriptor, value.encode("ascii"))
         finally:
             os.close(descriptor)
+
+    def rewrite(self, path: str, value: str) -> None:
+        """The same for a file that is also read: by one descriptor, where files stay open."""
+        if self._keep_open:
+            os.pwrite(self.descriptor(path, os.O_RDWR), value.encode("ascii"), 0)
+        else:
+            self.write(path, value)
 
     def try_write(self, path: str, value: str) -> bool:
         """Write if the kernel has such a file and takes the value."""
@@ -184,6 +205,29 @@ def disks(blocks: Path = Path("/sys/block")) -> tuple[str, ...]:
             if int((disk / "size").read_text(encoding="ascii")) > 0:
                 found.append((disk / "dev").read_text(encoding="ascii").strip())
     return tuple(found)
+
+
+class GroupLimits(NamedTuple):
+    """What a group is told; the rest of `Limits` is kept by others."""
+
+    memory_bytes: int
+    swap_bytes: int
+    num_pids: int
+    cpus: float | None
+    read_bytes_per_s: int | None
+    write_bytes_per_s: int | None
+
+
+def group_limits(limits: Limits) -> GroupLimits:
+    """That part of the limits."""
+    return GroupLimits(
+        limits.memory_bytes,
+        limits.swap_bytes,
+        limits.num_pids,
+        limits.cpus,
+        limits.read_bytes_per_s,
+        limits.write_bytes_per_s,
+    )
 
 
 def cpu_quota_us(limits: Limits) -> int | None:

@@ -10,8 +10,10 @@ from burnish.sandbox.cgroup_files import (
     OVERHEAD_PIDS,
     ControlFiles,
     Counters,
+    GroupLimits,
     cpu_quota_us,
     disks,
+    group_limits,
     make_directory,
     remove_directories,
 )
@@ -30,6 +32,7 @@ class GroupV1:
     """
 
     into_directory = False
+    slows_writeback = False
     reusable = True
 
     def __init__(
@@ -45,7 +48,8 @@ class GroupV1:
         self._joined = False
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
-        self._limits: Limits | None = None
+        self._slowed: dict[str, tuple[str, ...]] = {}
+        self._written: GroupLimits | None = None
         memory = self._dirs.get("memory")
         self._memory = f"{memory}/memory." if memory else None
         self._has_swap = memory is not None and os.path.exists(
@@ -56,14 +60,14 @@ class GroupV1:
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed."""
-        if limits != self._limits:
-            self._limits = None
+        wanted = group_limits(limits)
+        if wanted != self._written:
+            self._written = None
             self._write(limits)
-            self._limits = limits
+            self._written = wanted
         if self._memory:
-            peak = self._files.descriptor(f"{self._memory}max_usage_in_bytes", os.O_RDWR)
             with contextlib.suppress(OSError):
-                os.pwrite(peak, b"0", 0)
+                self._files.rewrite(f"{self._memory}max_usage_in_bytes", "0")
 
     def _write(self, limits: Limits) -> None:
         if self._memory:
@@ -76,11 +80,16 @@ class GroupV1:
             self._set(f"{cpu}/cpu.cfs_quota_us", str(cpu_quota_us(limits) or -1))
         if blkio := self._late.get("blkio"):
             for field, name in _RATES.items():
-                rate = getattr(limits, field) or 0
-                if self._applied.get(name, "0") != str(rate):
-                    for disk in disks():
-                        self._files.write(f"{blkio}/{name}", f"{disk} {rate}")
-                    self._applied[name] = str(rate)
+                self._set_rate(f"{blkio}/{name}", getattr(limits, field))
+
+    def _set_rate(self, path: str, rate: int | None) -> None:
+        """On all disks: the one that a box writes to is another one each time it starts anew."""
+        now = disks() if rate else ()
+        for disk in set(self._slowed.get(path, ())) - set(now):
+            self._files.try_write(path, f"{disk} 0")
+        for disk in now:
+            self._files.write(path, f"{disk} {rate}")
+        self._slowed[path] = now
 
     def _set_memory(self, limits: Limits) -> None:
         """The limit with swap may never be below the one without; the order depends on the old."""
@@ -143,18 +152,18 @@ class GroupV1:
             # A process that forks while we move is found in the next round.
             for _ in range(100):
                 members = self._members() or [pid]
-                there = set(self._files.read(f"{path}/cgroup.procs").split())
-                waiting = [member for member in members if str(member).encode() not in there]
+                there = self._files.members(f"{path}/cgroup.procs")
+                waiting = [member for member in members if member not in there]
                 if not waiting:
                     break
                 for member in waiting:
                     with contextlib.suppress(ProcessLookupError):
                         self._files.write(f"{path}/cgroup.procs", str(member))
-        self._joined, self._limits = True, None
+        self._joined, self._written = True, None
 
     def _members(self) -> list[int]:
         for path in self.attach_files():
-            return [int(word) for word in self._files.read(path).split()]
+            return self._files.members(path)
         return []
 
     def counters(self) -> Counters:
@@ -170,7 +179,7 @@ class GroupV1:
         """Reset by `set_limits`."""
         if self._memory is None:
             return None
-        return int(self._files.read(f"{self._memory}max_usage_in_bytes"))
+        return int(self._files.read(f"{self._memory}max_usage_in_bytes", os.O_RDWR))
 
     def held_bytes(self) -> int:
         """Without a memory controller nothing is charged."""
@@ -178,7 +187,8 @@ class GroupV1:
 
     def left(self) -> None:
         """The next box starts outside of the late trees, without their limits."""
-        self._joined, self._limits = False, None
+        if self._joined:
+            self._joined, self._written = False, None
 
     def delete(self) -> bool:
         """Try each tree."""

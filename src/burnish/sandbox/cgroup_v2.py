@@ -11,8 +11,10 @@ from burnish.sandbox.cgroup_files import (
     OVERHEAD_PIDS,
     ControlFiles,
     Counters,
+    GroupLimits,
     cpu_quota_us,
     disks,
+    group_limits,
     remove_directories,
 )
 
@@ -21,6 +23,7 @@ class GroupV2:
     """One directory for all controllers."""
 
     into_directory = True
+    slows_writeback = True
 
     def __init__(
         self, directory: Path, controllers: Iterable[str], *, keep_open: bool = False
@@ -30,7 +33,8 @@ class GroupV2:
         self._names = frozenset(controllers)
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
-        self._limits: Limits | None = None
+        self._slowed: tuple[str, ...] = ()
+        self._written: GroupLimits | None = None
         self._keeps_peak = False
 
     @property
@@ -40,10 +44,11 @@ class GroupV2:
 
     def set_limits(self, limits: Limits) -> None:
         """Write what has changed. Out of memory kills the whole box, never a part of it."""
-        if limits != self._limits:
-            self._limits = None
+        wanted = group_limits(limits)
+        if wanted != self._written:
+            self._written = None
             self._write(limits)
-            self._limits = limits
+            self._written = wanted
         if "memory" in self._names:
             self._reset_peak()
 
@@ -69,11 +74,14 @@ class GroupV2:
             self._keeps_peak = True
 
     def _set_rates(self, read: int | str, write: int | str) -> None:
-        value = f"rbps={read} wbps={write}"
-        if self._applied.get("io.max", "rbps=max wbps=max") != value:
-            for disk in disks():
-                self._files.write(f"{self._dir}/io.max", f"{disk} {value}")
-            self._applied["io.max"] = value
+        """On all disks: the one that a box writes to is another one each time it starts anew."""
+        path = f"{self._dir}/io.max"
+        now = () if (read, write) == ("max", "max") else disks()
+        for disk in set(self._slowed) - set(now):
+            self._files.try_write(path, f"{disk} rbps=max wbps=max")
+        for disk in now:
+            self._files.write(path, f"{disk} rbps={read} wbps={write}")
+        self._slowed = now
 
     def _set(self, name: str, value: str) -> None:
         if self._applied.get(name) != value:
@@ -113,11 +121,13 @@ class GroupV2:
         )
 
     def peak_memory_bytes(self) -> int | None:
-        """Since the box was made where the kernel (< 6.12) cannot reset it."""
+        """Since the box was made where the kernel (< 6.12) cannot reset it. To be asked once."""
         try:
             return int(os.pread(self._peak(), 64, 0))
         except OSError:
             return None
+        finally:
+            self._files.trim()
 
     def _peak(self) -> int:
         try:
@@ -132,7 +142,8 @@ class GroupV2:
         return int(self._files.read(f"{self._dir}/memory.current"))
 
     def left(self) -> None:
-        """Nothing was joined."""
+        """The next box has another disk."""
+        self._written = None
 
     def delete(self) -> bool:
         """Delete the group."""

@@ -3,11 +3,13 @@
 import math
 import resource
 from collections.abc import Collection
+from functools import lru_cache
 
 from burnish.core.boxes import Capabilities, Feature, Limits, Policy, Privileges
 from burnish.core.errors import UserError
 
 _DEFAULTS = Limits()
+_DEFAULT_POLICY = Policy()
 
 _FLOORS = {
     "wall_s": 0.001,
@@ -28,7 +30,7 @@ _FLOORS = {
 
 _LOCKED_KIB = 64
 # What the kernel counts for the user who made a box's user namespace, too: us, on the host.
-_QUEUED_SIGNALS = 256
+QUEUED_SIGNALS = 256
 # POSIX counts file sizes in these.
 _BLOCK_BYTES = 512
 # A backstop for what happens between two samples (see `proctree`). It must be wide: a program that
@@ -36,6 +38,7 @@ _BLOCK_BYTES = 512
 _ADDRESS_SPACE_SLACK_BYTES = 4 * 2**30
 
 
+@lru_cache(maxsize=256)
 def check_limits(limits: Limits) -> None:
     """Refuse limits under which nothing can run.
 
@@ -48,6 +51,7 @@ def check_limits(limits: Limits) -> None:
             raise ValueError(f"limits.{name} is {value}: it must be at least {floor}")
 
 
+@lru_cache(maxsize=256)
 def check_enforced(limits: Limits, capabilities: Capabilities) -> None:
     """Refuse a limit that was asked for and would not hold.
 
@@ -79,12 +83,18 @@ def group_enforced(controllers: Collection[str]) -> frozenset[str]:
     return frozenset(enforced)
 
 
+class TooManyBoxes(UserError):
+    """More than this host has room for: another backend is no way out."""
+
+
 def check_policy(image: str | None, policy: Policy, capabilities: Capabilities) -> None:
     """Refuse an image or a policy that the backend does not have.
 
     Raises:
         UserError: names the part, the backend and what to change.
     """
+    if image is None and policy == _DEFAULT_POLICY:
+        return
     asked = {
         Feature.IMAGES: (image is not None, "image", "leave the image out"),
         Feature.ALLOW_LIST: (bool(policy.allow), "network allow-list", "set allow = []"),
@@ -131,12 +141,12 @@ def rlimits(
 
 
 def bound_for_boxes() -> None:
-    """Limits of this process that boxes inherit and nobody asks for. See `native/zygote/main.c`.
+    """Limits of this process that boxes inherit and nobody asks for; as in `fallback/start.py`.
 
     With a core limit of 1 the kernel writes no core file and does not start what
     `kernel.core_pattern` names, which it does with any other, 0 too.
     """
-    for which, most in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)):
+    for which, most in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS)):
         _, soft, hard = _within_ours(which, most, most)
         resource.setrlimit(which, (soft, hard))
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from msgspec import field
 
-from burnish.core.boxes import Capabilities, ExecResult, Policy, Sandbox, SandboxPool
+from burnish.core.boxes import ExecResult, Policy, Sandbox, SandboxPool
 from burnish.core.records import Record
+from burnish.sandbox.forwarding import ForwardingBox, ForwardingPool
 
 
 class BoxUse(Record, frozen=True, kw_only=True):
@@ -24,21 +25,16 @@ class BoxUse(Record, frozen=True, kw_only=True):
     """How long each command took, as its caller saw it."""
 
 
-class MeasuredPool:
+class MeasuredPool(ForwardingPool):
     """Any pool; may be used from several event loops as far as that one may."""
 
     def __init__(self, pool: SandboxPool) -> None:
         """Wrap a pool, which is closed together with this one."""
-        self._pool = pool
+        super().__init__(pool)
         self._lock = threading.Lock()
         self._waits_s: list[float] = []
         self._exec_s: list[float] = []
         self._commands: Counter[str] = Counter()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Of the pool inside."""
-        return self._pool.capabilities
 
     def acquire(
         self, image: str | None = None, policy: Policy | None = None
@@ -75,30 +71,14 @@ class MeasuredPool:
             self._commands.clear()
         return use
 
-    async def close(self) -> None:
-        """Close the pool inside."""
-        await self._pool.close()
 
-
-class MeasuredBox:
+class MeasuredBox(ForwardingBox):
     """A box of any kind: all but `exec` goes straight through."""
 
     def __init__(self, box: Sandbox, pool: MeasuredPool) -> None:
         """Report to `pool`."""
-        self._box, self._pool = box, pool
-
-    @property
-    def id(self) -> str:
-        """See `Sandbox.id`."""
-        return self._box.id
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """See `Sandbox.write_file`."""
-        await self._box.write_file(path, data)
-
-    async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """See `Sandbox.read_file`."""
-        return await self._box.read_file(path, limit_bytes)
+        super().__init__(box)
+        self._pool = pool
 
     async def exec(self, argv: tuple[str, ...], **options: Any) -> ExecResult:
         """See `Sandbox.exec`."""

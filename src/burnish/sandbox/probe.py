@@ -10,6 +10,9 @@ from burnish.sandbox.bubblewrap.inspection import find_bwrap
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python, python_argv
 from burnish.sandbox.native.binary import helper_problem
+from burnish.sandbox.native.disk_storage import DEFAULT_DIRECTORY, open_uppers
+from burnish.sandbox.native.pool import NativePool
+from burnish.sandbox.native.room import Bound, memory_bound, this_host
 from burnish.sandbox.oci.probe import probe_runtimes
 from burnish.sandbox.session.criu import criu_probe
 from burnish.sandbox.start import open_pool
@@ -39,12 +42,14 @@ def probe() -> Probe:
         checks.append(_python_check(asyncio.run(_run_python(best))))
         checks.append(native_check if native else _demoted(native_check, Importance.BETTER))
         checks.append(_helper_check())
+        if isinstance(native, NativePool):
+            checks.append(_room_check(native.room()[0], memory_bound(this_host())))
         checks.append(_demoted(bwrap_check, Importance.OPTIONAL))
     for pool in (native, bwrap):
         if pool is not None:
             asyncio.run(pool.close())
     checks += [_demoted(check, Importance.OPTIONAL) for check in probe_runtimes()]
-    checks.append(_criu_check())
+    checks += [_disk_check(), _criu_check()]
     return Probe(None if best is None else best.capabilities, tuple(checks))
 
 
@@ -89,6 +94,34 @@ def _helper_check() -> Check:
         ok=problem is None,
         detail="compiled" if problem is None else f"in Python, boxes start slower: {problem}",
         fix="" if problem is None else _HELPER_FIX,
+        importance=Importance.BETTER,
+    )
+
+
+def _disk_check() -> Check:
+    name = "sandbox on disk"
+    try:
+        open_uppers(None).close()
+    except UserError as error:
+        optional = Importance.OPTIONAL
+        return Check(name=name, ok=False, detail=error.what, fix=error.fix, importance=optional)
+    return Check(name=name, ok=True, detail=f'storage = "disk" writes to {DEFAULT_DIRECTORY}')
+
+
+def _room_check(limit: Bound, memory: Bound) -> Check:
+    """How many boxes at once; the default of a pool is what runs need."""
+    most = max(0, min(limit.most, memory.most))
+    default = SandboxConfig()
+    tightest = min(limit, memory)
+    enough = most >= default.max_boxes + default.warm_boxes
+    detail = f"{most} boxes at once: {tightest.what}"
+    if tightest is memory:
+        detail += f"; {limit.most} by {limit.what}"
+    return Check(
+        name="sandbox room",
+        ok=enough,
+        detail=detail,
+        fix="" if enough else tightest.fix,
         importance=Importance.BETTER,
     )
 

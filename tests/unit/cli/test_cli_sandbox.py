@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -360,3 +361,59 @@ def test_durations() -> None:
 
 def _is_dead(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--timeout", "0"), "Fix: raise --timeout"),
+        (("--memory", "1M"), "Fix: raise --memory"),
+        (("--disk", "1"), "Fix: raise --disk"),
+        (("--pids", "0"), "Fix: raise --pids"),
+        (("--cwd", "here"), "Fix: --cwd /work/here"),
+        (("--timeout", "soon"), "Fix: burnish sandbox exec --help"),
+    ],
+)
+def test_a_wrong_flag_is_named_with_what_puts_it_right(
+    call: Call, flags: tuple[str, ...], said: str
+) -> None:
+    status, out, err = call("exec", "0123456789ab", *flags, "--", "true")
+    assert (status, out) == (2, "")
+    assert err.rstrip().endswith(said)
+
+
+def test_a_command_that_hits_a_limit_is_told_the_flag(call: Call, box: str) -> None:
+    status, _, err = call("exec", box, "--timeout", "0.1", "--", "sleep", "9")
+    assert (status, "(--timeout raises it)" in err) == (124, True)
+
+
+def test_more_forks_than_boxes_are_refused_at_once(call: Call, stateful: str) -> None:
+    status, _, err = call("fork", stateful, "-n", "10000")
+    assert status == 2
+    assert "asked for 10000 boxes at once" in err
+
+
+def test_what_is_no_tar_is_named_once_and_a_full_box_is_given_more_room(
+    call: Call, stateful: str, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("no tar")
+    status, _, err = call("import", stateful, str(text))
+    assert (status, err.count(str(text))) == (2, 1)
+    big = tmp_path / "big.tar"
+    with tarfile.open(big, "w") as tar:
+        info = tarfile.TarInfo("work/big")
+        info.size = 70 * 2**20
+        tar.addfile(info, io.BytesIO(bytes(info.size)))
+    status, _, err = call("import", stateful, str(big))
+    assert status == 2
+    fix = err.partition("Fix: burnish sandbox ")[2].partition(" gives")[0].split()
+    assert call(*fix)[0] == 0
+    assert call("import", stateful, str(big))[0] == 0
+
+
+def test_a_directory_that_is_not_there_is_named(call: Call, box: str) -> None:
+    status, _, err = call("exec", box, "--cwd", "/nowhere", "--", "true")
+    if status != 127:
+        pytest.skip("this backend has words of its own")
+    assert "true in /nowhere: No such file or directory" in err

@@ -41,7 +41,7 @@ SANDBOX_FLAGS = {
     "sweep": ["--json"],
     "serve": [
         *("--audit", "--backend", "--json", "--lease", "--listen", "--max-boxes", "--socket"),
-        *("--tls-cert", "--tls-key", "--token-file"),
+        *("--storage", "--storage-directory", "--tls-cert", "--tls-key", "--token-file"),
     ],
     "audit verify": ["--heads", "--json"],
     "audit show": ["--json"],

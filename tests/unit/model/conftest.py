@@ -42,6 +42,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+ROPE = {"rope_theta": 10_000.0, "factor": 4.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "tie_word_embeddings": True},
     "llama_scaled_biased": {
@@ -50,6 +51,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         # Short enough that the test's 200 positions fall on all three branches of the scaling.
         "rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64},
+    },
+    # Contexts stretched to the length that the tests read: dynamic scaling is compared at its end.
+    "llama_linear": {"model_type": "llama", "rope_parameters": ROPE | {"rope_type": "linear"}},
+    "llama_dynamic": {
+        "model_type": "llama",
+        "max_position_embeddings": 100,
+        "rope_parameters": ROPE | {"rope_type": "dynamic", "factor": 2.0},
+    },
+    "qwen2_yarn": {
+        "model_type": "qwen2",
+        "rope_parameters": ROPE
+        | {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64},
+    },
+    "qwen3_yarn_tuned": {
+        "model_type": "qwen3",
+        "rope_parameters": ROPE
+        | {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "beta_fast": 16.0,
+            "beta_slow": 2.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.5,
+            "truncate": False,
+        },
     },
     "qwen2": {
         "model_type": "qwen2",

@@ -12,6 +12,7 @@ from burnish.core.errors import UserError
 from burnish.model.attention import DenseAttention, forward_dense
 from burnish.model.config import from_hf, to_hf
 from burnish.model.loading import export, load_model
+from burnish.model.rope_scaling import RopeKind
 
 MakeHf = Callable[[str, Path], transformers.PreTrainedModel]
 IDS = torch.randint(3, 300, (200,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -110,7 +111,16 @@ def test_config_survives_the_way_to_hugging_face_and_back(
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"attention_bias": "no"}, "qkv_bias"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "yarn"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "factor"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 0.5}}, "not at least 1"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": float("inf")}}, "factor"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": "2"}}, "factor"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.5}},
+            "beta_slow <= beta_fast",
+        ),
         ({"rope_parameters": [1]}, "rope_parameters"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -133,4 +143,34 @@ def test_a_config_that_cannot_be_built_is_one_clear_line(
         from_hf(good | change, source="some/config.json")
     assert "some/config.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic"])
+def test_a_stretched_model_is_what_transformers_makes_of_its_export(
+    kind: RopeKind, make_hf: MakeHf, tmp_path: Path
+) -> None:
+    make_hf("llama", tmp_path / "in")
+    ours = load_model(str(tmp_path / "in"), context=2048, rope=kind)
+    export(ours.decoder, ours, tmp_path / "out", dtype="float32")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32
+    )
+    ids = (IDS * 11)[:2048]
+    with torch.inference_mode():
+        difference = forward_dense(ours.decoder, ids) - logits_of(theirs, ids)
+    assert difference.abs().max() <= 2e-4
+    assert ours.config.max_position_embeddings == 2048
+    assert load_model(str(tmp_path / "out")).config == ours.config
+
+
+def test_a_context_that_the_model_has_changes_nothing(make_hf: MakeHf, tmp_path: Path) -> None:
+    make_hf("llama", tmp_path)
+    assert load_model(str(tmp_path), context=512).config == load_model(str(tmp_path)).config
+
+
+def test_a_stretched_model_is_not_stretched_again(make_hf: MakeHf, tmp_path: Path) -> None:
+    make_hf("llama_linear", tmp_path)
+    with pytest.raises(UserError, match="already stretched to 512") as caught:
+        load_model(str(tmp_path), context=513)
     assert caught.value.fix

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.model.attention import forward_dense
-from burnish.model.config import ModelConfig, RopeScaling
-from burnish.model.decoder import Decoder, inverse_frequencies
+from burnish.model.config import ModelConfig
+from burnish.model.decoder import Decoder
 from burnish.model.gguf_file import GgufFile
 from burnish.model.gguf_reader import load_decoder, read_config
 from burnish.model.loading import load_model
 from burnish.model.names import parts
+from burnish.model.rope import inverse_frequencies
+from burnish.model.rope_scaling import LinearRope, Llama3Rope, YarnRope
 
 IDS = list(range(3, 60))
 BASE: dict[str, Any] = {
@@ -29,7 +31,7 @@ BASE: dict[str, Any] = {
     "num_kv_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
     "rope_theta": 10_000.0,
 }  # fmt: skip
-LLAMA31 = RopeScaling(
+LLAMA31 = Llama3Rope(
     factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192
 )
 CONFIGS = {
@@ -82,7 +84,8 @@ def write_gguf(path: Path, decoder: Decoder, document: dict[str, Any], **extra: 
     writer.add_eos_token_id(vocab["<|im_end|>"])
     writer.add_chat_template(extra.get("template", CHATML))
     for name, value in extra.get("metadata", {}).items():
-        writer.add_uint32(name, value)
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add[type(value)](name, value)
     state = decoder.state_dict()
     for part in parts(c):
         rows = state[part.own][part.start : part.start + part.shape[0]].numpy()
@@ -283,3 +286,50 @@ def test_a_file_that_shrinks_while_it_is_read_is_an_error(llama: Path) -> None:
         stream.truncate(llama.stat().st_size // 2)
     with pytest.raises(UserError, match="ends early"):
         load_decoder(file, config)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "scaling"),
+    [
+        ({"type": "linear", "factor": 4.0}, LinearRope(factor=4.0)),
+        (
+            {"type": "yarn", "factor": 4.0, "original_context_length": 64},
+            YarnRope(factor=4.0, original_max_position_embeddings=64),
+        ),
+        (
+            {"type": "yarn", "factor": 2.5, "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0},
+            YarnRope(
+                factor=2.5, original_max_position_embeddings=256, beta_fast=16.0, beta_slow=2.0
+            ),
+        ),
+    ],
+)
+def test_a_stretched_file_says_how(
+    metadata: dict[str, Any],
+    scaling: object,
+    tmp_path: Path,
+    tiny_document: dict[str, Any],
+) -> None:
+    path, decoder = tmp_path / "tiny.gguf", random_decoder(CONFIGS["qwen2"])
+    keys = {f"qwen2.rope.scaling.{key}": value for key, value in metadata.items()}
+    write_gguf(path, decoder, tiny_document, metadata=keys)
+    assert read_config(GgufFile(path)).rope_scaling == scaling
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"type": "longrope"},
+        {"type": "yarn"},
+        {"type": "linear", "factor": 0.0},
+        {"type": "yarn", "factor": 4.0, "attn_factor": 0.5},
+    ],
+)
+def test_a_scaling_that_would_be_read_wrong_is_refused(
+    metadata: dict[str, Any], tmp_path: Path, tiny_document: dict[str, Any]
+) -> None:
+    path, decoder = tmp_path / "tiny.gguf", random_decoder(CONFIGS["qwen2"])
+    keys = {f"qwen2.rope.scaling.{key}": value for key, value in metadata.items()}
+    write_gguf(path, decoder, tiny_document, metadata=keys)
+    with pytest.raises(UserError, match="scaling"):
+        read_config(GgufFile(path))

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
+from burnish.sandbox.network import addresses
 from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import NetworkEvent, Reason, Verdict
 from burnish.sandbox.network.provider import (
@@ -116,19 +117,58 @@ def test_hostile_clients_leave_no_descriptor_and_no_thread() -> None:
         network = AllowListNetwork(lambda event: None, bounds=ProxyBounds(head_s=0.05))
         ports = Ports()
         await network.attach(ports, Policy(allow=("localhost:1",)), "box")
+        clients = []
         for number in range(100):
             _, writer = await asyncio.open_connection("127.0.0.1", ports.ports[0])
+            clients.append(writer.transport)
             writer.write(
                 (b"", b"\x05\x01", b"GET", b"CONNECT localhost:1 HTTP/1.1\r\n\r\n")[number % 4]
             )
             if number % 3:
                 writer.transport.abort()
         await network.close()  # with some of them open
+        # Whether our own ends have heard of it by now is not what is tested.
+        for client in clients:
+            client.abort()
+        await asyncio.sleep(0)
 
     threads, before = set(threading.enumerate()), descriptors()
     run(main())
     assert set(threading.enumerate()) == threads
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_look_up_that_runs_at_the_end_leaves_no_thread_unless_it_never_ends(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    begun, answer = threading.Event(), threading.Event()
+
+    def look_up(host: str, port: int) -> list[str]:
+        begun.set()
+        answer.wait(60)
+        return []
+
+    async def main() -> None:
+        resolver = addresses.SystemResolver()
+        asked = asyncio.ensure_future(resolver("a.test", 1))
+        await asyncio.to_thread(begun.wait, 60)
+        closing = asyncio.ensure_future(resolver.close())
+        await asyncio.sleep(0)  # it waits now
+        if answers:
+            answer.set()
+        await closing
+        asked.cancel()
+        left = {thread.name for thread in threading.enumerate() if "resolver" in thread.name}
+        assert bool(left) is not answers
+
+    monkeypatch.setattr(addresses, "_look_up", look_up)
+    if not answers:
+        monkeypatch.setattr(addresses, "_LAST_ANSWER_S", 0.0)
+    try:
+        run(main())
+    finally:
+        answer.set()
 
 
 def test_a_box_that_makes_its_socket_block_loses_its_network_and_no_other_does(

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from burnish.model.config import ModelConfig
-from burnish.model.decoder import Attend, cosines_and_sines, inverse_frequencies
+from burnish.model.decoder import Attend
 from burnish.model.kernels.library import function, kernels
 from burnish.model.kernels.matrix import MatrixView, PackedMatrix
 from burnish.model.kernels.norm import rms_norm
+from burnish.model.rope import cosines_and_sines, inverse_frequencies
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _MATRICES = ("qkv", "output", "gate_up", "down")
@@ -77,7 +78,7 @@ class NativeDecoder:
             self._scratch = self._room(rows)
         scratch = _Scratch(*(buffer[:rows] for buffer in self._scratch))
         x_TE = self._embedding_VE.index_select(0, ids_T)
-        cos_TD, sin_TD = cosines_and_sines(positions_T, self._inv_freq, torch.bfloat16)
+        cos_TD, sin_TD = cosines_and_sines(c, self._inv_freq, positions_T, torch.bfloat16)
         heads = scratch.qkv_T.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         q, k, v = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)
         begin = function("layer_begin", self._isa, _P, _P, _I, _P, _P, _P, _P, _C)

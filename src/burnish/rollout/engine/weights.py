@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from burnish.core.errors import UserError
 from burnish.model.config import ModelConfig
-from burnish.model.decoder import Attend, Decoder, inverse_frequencies
+from burnish.model.decoder import Attend, Decoder
 from burnish.model.kernels.exact import refuse_inexact
 from burnish.model.kernels.library import kernels
 from burnish.model.kernels.matrix import all_finite
 from burnish.model.kernels.native_decoder import NativeDecoder, native_problem
+from burnish.model.rope import inverse_frequencies
 from burnish.rollout.engine.linear import PackedLinear
 
 _PACKED = ("qkv", "output", "gate_up", "down")

@@ -230,7 +230,7 @@ class TarReader:
         while buffer.tell() < size:
             data = self._stream.read(size - buffer.tell())
             if not data:
-                raise ValueError("it is cut off")
+                raise ValueError("it is no tar, or cut off")
             buffer.write(data)
         return buffer.getvalue()
 

@@ -28,6 +28,7 @@ from burnish.core.errors import one_line
 from burnish.sandbox.audit import events
 from burnish.sandbox.audit.log import AuditFailure, BoxLog
 from burnish.sandbox.audit.logs import AuditLogs
+from burnish.sandbox.forwarding import ForwardingBox, ForwardingStatefulBox
 
 Result = TypeVar("Result")
 
@@ -46,7 +47,7 @@ class HasLayers(Protocol):
         ...
 
 
-class AuditedBox:
+class AuditedBox(ForwardingBox):
     """A `Sandbox` with a log."""
 
     def __init__(self, box: Sandbox, log: BoxLog, layers: tuple[str, ...] = ()) -> None:
@@ -57,15 +58,10 @@ class AuditedBox:
             log: begins with the `create` line.
             layers: what the box stands on, for backends that cannot name it themselves.
         """
-        self._box = box
+        super().__init__(box)
         self._log = log
         self._base = layers
         self._knows_layers = box if isinstance(box, HasLayers) else None
-
-    @property
-    def id(self) -> str:
-        """Of the box inside."""
-        return self._box.id
 
     @property
     def log(self) -> BoxLog:
@@ -180,7 +176,7 @@ class AuditedBox:
             error.add_note(f"and the audit log does not say so: {failure}")
 
 
-class AuditedStatefulBox(AuditedBox):
+class AuditedStatefulBox(AuditedBox, ForwardingStatefulBox):
     """A `StatefulSandbox` with a log."""
 
     def __init__(
@@ -199,7 +195,6 @@ class AuditedStatefulBox(AuditedBox):
             created: what forks inherit.
         """
         super().__init__(box, log, (created.snapshot,) if created.snapshot else ())
-        self._stateful = box
         self._logs = logs
         self._created = created
 

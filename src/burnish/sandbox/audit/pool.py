@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import cast
 
 from burnish.core.boxes import (
-    Capabilities,
     Feature,
     Policy,
     Sandbox,
@@ -17,9 +16,10 @@ from burnish.core.boxes import (
 from burnish.sandbox.audit import events
 from burnish.sandbox.audit.box import AuditedBox, AuditedStatefulBox
 from burnish.sandbox.audit.logs import AuditLogs
+from burnish.sandbox.forwarding import ForwardingPool
 
 
-class AuditedPool:
+class AuditedPool(ForwardingPool):
     """Any pool, with one log per box. For several event loops as far as the pool inside is.
 
     Where a proxy decides about the network of the boxes, make the `AuditLogs` first, and give the
@@ -36,13 +36,8 @@ class AuditedPool:
         Raises:
             UserError: the directory cannot be made or written.
         """
-        self._pool = pool
+        super().__init__(pool)
         self._logs = AuditLogs(logs) if isinstance(logs, Path) else logs
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Of the pool inside."""
-        return self._pool.capabilities
 
     def acquire(
         self, image: str | None = None, policy: Policy | None = None
@@ -66,10 +61,6 @@ class AuditedPool:
                     yield AuditedStatefulBox(stateful, log, self._logs, created)
                 else:
                     yield AuditedBox(box, log)
-
-    async def close(self) -> None:
-        """Close the pool inside."""
-        await self._pool.close()
 
     def _created(self, image: str | None, policy: Policy) -> events.Created:
         capabilities = self.capabilities

@@ -1,21 +1,14 @@
 """Control groups made ahead and used again: making and removing one costs 0.15 ms."""
 
 import itertools
-import resource
 import threading
 import time
 
 from burnish.core.boxes import Limits
-from burnish.core.errors import UserError
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.cgroup_files import BoxGroup
 
 _REMOVAL_TRIES, _REMOVAL_PAUSE_S = 200, 0.01
-# Of a live box: control socket, pidfd and directory here, the file with its highest use of memory,
-# and the ends of two pipes for reading while a command runs.
-_FDS_PER_BOX = 6
-_FDS_PER_GROUP = 9
-_FDS_ELSEWHERE = 512
 _DEFAULTS = Limits()
 # Page tables and the like of a box that has just ended are still charged for a moment.
 _USED_UP_BYTES = 4 * 2**20
@@ -104,28 +97,3 @@ class Groups:
                 break
             time.sleep(_REMOVAL_PAUSE_S)
         self._controllers.close()
-
-
-def reserve_files(max_boxes: int) -> bool:
-    """Raise our own limit of open files to what so many boxes need.
-
-    Returns:
-        Whether there is room to keep the files of control groups open too.
-
-    Raises:
-        UserError: the hard limit is too low.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = max_boxes * _FDS_PER_BOX + _FDS_ELSEWHERE
-    wanted = needed + max_boxes * _FDS_PER_GROUP
-    unlimited = hard == resource.RLIM_INFINITY
-    if not unlimited and hard < needed:
-        most = (hard - _FDS_ELSEWHERE) // _FDS_PER_BOX
-        raise UserError(
-            f"{max_boxes} boxes need {needed} open files and this process may have {hard}.",
-            fix=f"ulimit -n {needed} as root, or fewer boxes: max_boxes + warm_boxes = {most}",
-        )
-    most = wanted if unlimited else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    return unlimited or hard >= wanted

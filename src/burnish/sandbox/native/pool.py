@@ -24,15 +24,16 @@ from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import Images
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
-from burnish.sandbox.native.groups import reserve_files
 from burnish.sandbox.native.loans import Loan
+from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
+from burnish.sandbox.native.room import Bound, bounds, this_host
 from burnish.sandbox.native.self_test import as_users_problem, try_a_box
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.stateful import NativeBox
-from burnish.sandbox.native.station import Kind, Making, Station, kind_of
+from burnish.sandbox.native.station import Kind, Station, kind_of
 from burnish.sandbox.native.stations import Stations
 from burnish.sandbox.native.stats import BoxInfo, PoolStats, Tally
 from burnish.sandbox.native.templates import Template, check_template
@@ -66,11 +67,10 @@ class NativePool:
                 pool.
 
         Raises:
-            UserError: boxes cannot run here; says what to do.
+            UserError: boxes cannot run here, or not so many; says what to do.
         """
         self._config = config or SandboxConfig()
         self._id = secrets.token_hex(4)
-        keep_open = reserve_files(self._config.max_boxes + self._config.warm_boxes)
         self._lock = threading.Lock()
         self._tally = Tally()
         self._null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -86,7 +86,6 @@ class NativePool:
                     self._id,
                     self._config,
                     images=images,
-                    keep_open=keep_open,
                     on_lost=self._tally.lost,
                     on_gone=self._on_gone,
                 )
@@ -112,6 +111,7 @@ class NativePool:
                 stations.host.helper.abilities,
                 images=images,
                 network=network is not None,
+                disk=stations.uppers.directory if stations.uppers is not None else None,
             ),
             null_fd=self._null_fd,
             sampled=not {"memory", "pids"} <= bases.keys(),
@@ -341,6 +341,11 @@ class NativePool:
         with self._lock:
             live = list(self._live)
         return [box.info(now_s) for box in live]
+
+    def room(self) -> list[Bound]:
+        """What bounds the number of boxes here, the tightest first."""
+        stations = self._stations
+        return bounds(stations.controllers, this_host(), on_disk=stations.uppers is not None)
 
     async def close(self) -> None:
         """Destroy all boxes and end the helpers. May be called twice."""

@@ -1,11 +1,11 @@
 """One command in a live box: one message to its init, one back, and an eye on the limits between.
 
     EXEC --> init starts the program ------------------> EXITED (all of it is dead)
-              |  after 2 ms: read the pipes, look at the counters now and then
+              |  after 5 ms: read the pipes; look at the counters every 20 to 200 ms
               |  over a limit, or cancelled: KILL ------> EXITED
               '- no answer `GRACE_S` past the wall clock: the box is killed by pidfd
 
-Most commands end within 2 ms; nothing is read or watched for them but the one reply.
+Most commands end within 5 ms; nothing is read or watched for them but the one reply.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
 from burnish.core.errors import ClassifiedFailure
+from burnish.sandbox.commands import WORK
 from burnish.sandbox.memory_files import sealed
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.gauge import Gauge
@@ -24,7 +25,8 @@ from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, Ending, F
 from burnish.sandbox.native.wire import BadReply, Exited
 from burnish.sandbox.outcome import Cause, Seen, judge
 
-_FIRST_LOOK_S = 0.002
+# Watching two pipes costs 80 us, and with all processors busy most commands still end before this.
+_FIRST_LOOK_S = 0.005
 _CHUNK_BYTES = 64 * 2**10
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR)
 # What a file, its interpreter or the command line can do to execve and chdir; all else is ours.
@@ -183,7 +185,7 @@ class Run:
             return
         if not data:
             self._init.dead = True
-            self._give_up("the box has ended")
+            self._give_up(self._init.trouble)
             return
         try:
             self._exited = wire.read_exited(data, self._number)
@@ -207,6 +209,9 @@ class Run:
             self._watching = True
             self._loop.add_reader(self._out.fd, self._on_output, self._out)
             self._loop.add_reader(self._err.fd, self._on_output, self._err)
+            if first_look_s := self._gauge.first_look_s:
+                self._timer = self._loop.call_later(first_look_s, self._look)
+                return
         if time.monotonic() > self._deadline_s:
             self._init.kill()
             self._give_up("the box did not answer in time")
@@ -241,7 +246,7 @@ class Run:
         elif exited.ending is Ending.NOT_STARTED:
             if exited.code in _NO_FILE or exited.code in _NO_PROGRAM:
                 exit_code = 127 if exited.code in _NO_FILE else 126
-                name = os.fsencode(self._request.job.argv[0][:200])
+                name = _what_failed(self._request.job, exited.code)
                 stderr = name + b": " + os.strerror(exited.code).encode() + b"\n"
                 stderr = stderr[: self._limit]
             elif exited.code == errno.EAGAIN:
@@ -280,7 +285,7 @@ class Run:
 
     def _disk_full(self) -> bool:
         room = self._init.room()
-        return room.f_bfree == 0 or room.f_ffree == 0
+        return room.f_bavail == 0 or room.f_favail == 0
 
     def _collect_dead(self, stdout: bytes, stderr: bytes) -> ExecResult:
         """Process 1 is gone. If the memory limit did that, it is the program's doing."""
@@ -303,6 +308,14 @@ class Run:
             ),
             message=ending.message,
         )
+
+
+def _what_failed(job: wire.Job, number: int) -> bytes:
+    """The program, or the directory in which it was to start: both fail with these."""
+    name = job.argv[0][:200]
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.EACCES) and job.cwd != WORK:
+        name += f" in {job.cwd[:200]}"
+    return os.fsencode(name)
 
 
 def infra_error(message: str) -> ExecResult:

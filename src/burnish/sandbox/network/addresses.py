@@ -18,6 +18,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """Addresses of a name, best first; raises OSError if there are none."""
 MAX_ADDRESSES = 4
 """How many addresses of one answer are tried."""
+_LAST_ANSWER_S = 2.0
 
 _NEAR = tuple(
     ipaddress.ip_network(text)
@@ -114,9 +115,13 @@ class SystemResolver:
         asked.add_done_callback(self._open.discard)
         return await asyncio.wrap_future(asked)
 
-    def close(self) -> None:
-        """End the threads; one that still waits for an answer ends when it has it."""
-        self._executor.shutdown(wait=not self._open, cancel_futures=True)
+    async def close(self) -> None:
+        """End the threads. One whose answer does not come in a while ends when it has it."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if running := [asyncio.wrap_future(asked) for asked in tuple(self._open)]:
+            await asyncio.wait(running, timeout=_LAST_ANSWER_S)
+        # Without an open look-up the threads have nothing left to do but to end.
+        self._executor.shutdown(wait=not self._open)
 
 
 def _look_up(host: str, port: int) -> list[str]:

@@ -178,7 +178,7 @@ class AllowListNetwork:
         """Cut all boxes and end the thread. May be called again."""
         await self._thread.close(self._close_all)
         if self._own_resolver is not None:
-            self._own_resolver.close()
+            await self._own_resolver.close()
 
     async def _close_all(self) -> None:
         proxies = tuple(self._proxies)

@@ -137,6 +137,8 @@ class FairQueue:
 
     def grant(self) -> list[Ticket]:
         """Requests that may go now, in order. Each is granted once."""
+        if not self._num_waiting:
+            return []
         granted = []
         while (chosen := self._first()) is not None:
             start, client, ticket = chosen

@@ -48,7 +48,7 @@ class RemoteBox:
             ClassifiedFailure: the box or the server is gone.
         """
         split_path(path)
-        await self._job("write", m.WriteFile(path=path, data=data), m.Done)
+        await self._job("write", m.WriteFile(path=os.fsencode(path), data=data), m.Done)
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
         """See `Sandbox.read_file`.
@@ -59,7 +59,7 @@ class RemoteBox:
             ClassifiedFailure: the box or the server is gone.
         """
         split_path(path)
-        request = m.ReadFile(path=path, limit_bytes=limit_bytes)
+        request = m.ReadFile(path=os.fsencode(path), limit_bytes=limit_bytes)
         return (await self._job("read", request, m.FileData)).data
 
     async def exec(
@@ -110,8 +110,8 @@ class RemoteBox:
             argv=tuple(os.fsencode(argument) for argument in argv),
             stdin=stdin,
             limits=limits,
-            env=env or {},
-            cwd=cwd,
+            env={name: os.fsencode(value) for name, value in (env or {}).items()},
+            cwd=None if cwd is None else os.fsencode(cwd),
             keep=keep,
         )
         return await self._job("exec", request, ExecResult)
@@ -161,9 +161,17 @@ class RemoteStatefulBox(RemoteBox):
             await asyncio.gather(*(self._pool.release(info.id) for info in made))
 
     async def fork_boxes(self, count: int, snapshot_id: str | None = None) -> tuple[m.BoxInfo, ...]:
-        """Boxes that start alike and live as long as this one might."""
+        """Boxes that start alike and live as long as this one might.
+
+        Raises:
+            ValueError: the server has not so many.
+            RemoteFailure: of kind BUSY: not so many were free in the time that the pool waits.
+        """
+        most = self._pool.max_boxes
+        if not 1 <= count <= most:
+            raise ValueError(f"asked for {count} boxes at once: 1 to {most} can be had")
         request = m.Fork(count=count, snapshot=snapshot_id)
-        return (await self._job("fork", request, m.Boxes)).boxes
+        return (await self._pool.claim(f"{self._path}/fork", request, m.Boxes)).boxes
 
     async def export_tar(self, destination: Path, snapshot: Snapshot | None = None) -> str:
         """See `StatefulSandbox.export_tar`; `destination` is whole or untouched.
@@ -216,7 +224,7 @@ def box_path(box_id: str, url: str) -> str:
     """
     if not _BOX_ID.fullmatch(box_id):
         raise RemoteFailure(ProblemKind.NO_BOX, url, "there is no box of that name")
-    return f"/v1/boxes/{box_id}"
+    return f"/v2/boxes/{box_id}"
 
 
 def infra_error(message: str) -> ExecResult:

@@ -17,6 +17,7 @@ from burnish.core.boxes import (
     Sandbox,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.records import Record
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
@@ -27,6 +28,7 @@ from burnish.sandbox.remote.wire import Wire
 
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 _BEATS_PER_LEASE = 4
 
@@ -67,7 +69,7 @@ class RemotePool:
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
         try:
-            self._info = self._thread.run_blocking(lambda: self._wire.get("/v1/pool", m.PoolInfo))
+            self._info = self._thread.run_blocking(lambda: self._wire.get("/v2/pool", m.PoolInfo))
         except BaseException:
             self._thread.run_blocking(self._wire.close)
             self._end_thread()
@@ -121,19 +123,29 @@ class RemotePool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         request = m.CreateBox(image=image, policy=policy, detached=detached)
+        return await self.claim("/v2/boxes", request, m.BoxInfo, wait_s)
+
+    async def claim(
+        self, path: str, request: Record, kind: type[R], wait_s: float | None = None
+    ) -> R:
+        """Ask for boxes; `wait_s` as in `create`. None in time: there are none.
+
+        Raises:
+            RemoteFailure: of kind BUSY: not enough were free in time.
+        """
         limit_s = self._timeout_s if wait_s is None else wait_s
 
-        async def work() -> m.BoxInfo:
+        async def work() -> R:
             self._beat()
             deadline_s = None if limit_s is None else time.monotonic() + limit_s
-            return await self._wire.job("/v1/boxes", request, m.BoxInfo, deadline_s)
+            return await self._wire.job(path, request, kind, deadline_s)
 
         try:
             return await self.run(work)
         except RemoteFailure as error:
             if error.kind is not ProblemKind.BUSY or limit_s is None:
                 raise
-            what = f"all {self.max_boxes} boxes are in use: none was free in {limit_s:g} s"
+            what = f"all {self.max_boxes} boxes are in use: not enough were free in {limit_s:g} s"
             raise RemoteFailure(ProblemKind.BUSY, self.url, what) from error
 
     def attach(self, box_id: str) -> RemoteBox:
@@ -148,11 +160,11 @@ class RemotePool:
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
         """All boxes of the server, also of its other clients."""
-        return (await self.run(lambda: self._wire.get("/v1/boxes", m.Boxes))).boxes
+        return (await self.run(lambda: self._wire.get("/v2/boxes", m.Boxes))).boxes
 
     async def stats(self) -> m.Stats:
         """How the server is doing."""
-        return await self.run(lambda: self._wire.get("/v1/stats", m.Stats))
+        return await self.run(lambda: self._wire.get("/v2/stats", m.Stats))
 
     async def close(self) -> None:
         """Destroy the boxes of this pool and hang up; may be called twice."""
@@ -213,10 +225,10 @@ class RemotePool:
         while True:
             await asyncio.sleep(self._info.lease_s / _BEATS_PER_LEASE)
             try:
-                stats = await self._wire.post("/v1/sessions/heartbeat", m.Done(), m.Stats)
+                stats = await self._wire.post("/v2/sessions/heartbeat", m.Done(), m.Stats)
                 if stats.instance != self._info.instance:
                     _LOG.warning("%s was started anew: its former boxes are gone", self.url)
-                    self._info = await self._wire.get("/v1/pool", m.PoolInfo)
+                    self._info = await self._wire.get("/v2/pool", m.PoolInfo)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("the lease could not be renewed: %s", error)
 
@@ -224,7 +236,7 @@ class RemotePool:
         try:
             if self._beating is not None:
                 self._beating.cancel()
-                await self._wire.delete("/v1/sessions")
+                await self._wire.delete("/v2/sessions")
         except (ClassifiedFailure, UserError) as error:
             _LOG.warning("the boxes end with their lease: %s", error)
         finally:

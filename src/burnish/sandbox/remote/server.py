@@ -6,6 +6,7 @@ import hmac
 import logging
 import re
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
@@ -26,6 +27,7 @@ from burnish.sandbox.remote.problems import EXPECTED, Refused, http_status, prob
 from burnish.sandbox.remote.spool import Spool
 from burnish.sandbox.remote.tenants import Tenants, close_pool
 from burnish.sandbox.remote.work import Worker
+from burnish.telemetry import prometheus
 
 _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
@@ -83,23 +85,24 @@ class SandboxServer:
         app = web.Application(
             middlewares=[self._guard], client_max_size=self._config.max_request_bytes
         )
-        box = "/v1/boxes/{box}"
+        box = "/v2/boxes/{box}"
         app.add_routes(
             [
                 web.get("/health", self._health),
-                web.get("/v1/pool", self._show_pool),
-                web.get("/v1/stats", self._show_stats),
-                web.get("/v1/boxes", self._list),
-                web.post("/v1/boxes", self._create),
+                web.get("/metrics", self._metrics),
+                web.get("/v2/pool", self._show_pool),
+                web.get("/v2/stats", self._show_stats),
+                web.get("/v2/boxes", self._list),
+                web.post("/v2/boxes", self._create),
                 web.delete(box, self._destroy),
                 web.post(box + "/{verb}", self._use),
-                web.put("/v1/files", self._upload),
-                web.get("/v1/files/{file}", self._download),
-                web.delete("/v1/files/{file}", self._remove_file),
-                web.get("/v1/requests/{request}", self._poll),
-                web.delete("/v1/requests/{request}", self._cancel),
-                web.post("/v1/sessions/heartbeat", self._heartbeat),
-                web.delete("/v1/sessions", self._end_session),
+                web.put("/v2/files", self._upload),
+                web.get("/v2/files/{file}", self._download),
+                web.delete("/v2/files/{file}", self._remove_file),
+                web.get("/v2/requests/{request}", self._poll),
+                web.delete("/v2/requests/{request}", self._cancel),
+                web.post("/v2/sessions/heartbeat", self._heartbeat),
+                web.delete("/v2/sessions", self._end_session),
             ]
         )
         app.cleanup_ctx.append(self._live)
@@ -227,7 +230,9 @@ class SandboxServer:
         session = self._session(request)
 
         async def work() -> m.BoxInfo:
+            begun_s = time.perf_counter()
             tenant = await self._tenants.create(session, wanted)
+            self._worker.observed.box_wait_s.add(time.perf_counter() - begun_s)
             return self._info(tenant.id)
 
         return await self._run(request, None, body, work)
@@ -306,6 +311,11 @@ class SandboxServer:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return _answer(request, m.Health(api=m.API_VERSION))
+
+    async def _metrics(self, _: web.Request) -> web.StreamResponse:
+        families = self._worker.observed.families(self._stats(), self._pool)
+        body = prometheus.render(families).encode()
+        return web.Response(body=body, headers={"Content-Type": prometheus.CONTENT_TYPE})
 
     async def _show_pool(self, request: web.Request) -> web.StreamResponse:
         info = m.PoolInfo(

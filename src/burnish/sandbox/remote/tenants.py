@@ -10,6 +10,7 @@ from typing import cast
 from burnish.core.boxes import Feature, Policy, Sandbox, SandboxPool, Snapshot, StatefulSandbox
 from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.cancellation import uninterrupted
 from burnish.sandbox.remote.messages import BoxInfo, CreateBox, ProblemKind
 from burnish.sandbox.remote.problems import Refused
 
@@ -167,8 +168,8 @@ class Tenants:
                 child = Tenant(parent.session, request, self._clock)
                 made.append(await self._settle(child, _one_fork(box, snapshot)))
         except BaseException:
-            for tenant in made:
-                await self.destroy(tenant.id)
+            # Whoever cancels may do so again: by the end of the session, say.
+            await uninterrupted(asyncio.ensure_future(self.destroy_all(tuple(made))))
             raise
         return made
 

@@ -1,6 +1,7 @@
 """What a server does in a box, verb by verb."""
 
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import msgspec
 from burnish.core.boxes import ExecStatus, NetworkedSandbox
 from burnish.core.records import Record
 from burnish.sandbox.remote import messages as m
+from burnish.sandbox.remote.exposition import Observed
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import Refused
 from burnish.sandbox.remote.spool import Spool
@@ -27,7 +29,7 @@ class Worker:
         self._info = info
         self._num_running = 0
         self._num_commands = 0
-        self._num_infra_errors = 0
+        self.observed = Observed()
         self._verbs: dict[str, tuple[type[Any], Callable[[Tenant, Any], Awaitable[Record]]]] = {
             "exec": (m.Exec, self._exec),
             "write": (m.WriteFile, self._write),
@@ -68,7 +70,7 @@ class Worker:
             num_running=self._num_running,
             num_created=self._tenants.num_created,
             num_commands=self._num_commands,
-            num_infra_errors=self._num_infra_errors,
+            num_infra_errors=self.observed.commands[ExecStatus.INFRA_ERROR],
             **others,
         )
 
@@ -76,26 +78,29 @@ class Worker:
         self._num_running += 1
         self._num_commands += 1
         tenant.num_commands += 1
+        begun_s = time.perf_counter()
         try:
             result = await tenant.box.exec(
                 tuple(os.fsdecode(argument) for argument in message.argv),
                 stdin=message.stdin,
                 limits=message.limits,
-                env=message.env,
-                cwd=message.cwd,
+                env={name: os.fsdecode(value) for name, value in message.env.items()},
+                cwd=None if message.cwd is None else os.fsdecode(message.cwd),
                 keep=message.keep,
             )
         finally:
             self._num_running -= 1
-        self._num_infra_errors += result.status is ExecStatus.INFRA_ERROR
+        self.observed.commands[result.status] += 1
+        self.observed.command_s.add(time.perf_counter() - begun_s)
         return result
 
     async def _write(self, tenant: Tenant, message: m.WriteFile) -> Record:
-        await tenant.box.write_file(message.path, message.data)
+        await tenant.box.write_file(os.fsdecode(message.path), message.data)
         return m.Done()
 
     async def _read(self, tenant: Tenant, message: m.ReadFile) -> Record:
-        return m.FileData(data=await tenant.box.read_file(message.path, message.limit_bytes))
+        path = os.fsdecode(message.path)
+        return m.FileData(data=await tenant.box.read_file(path, message.limit_bytes))
 
     async def _set_allow(self, tenant: Tenant, message: m.SetAllow) -> Record:
         policy = msgspec.structs.replace(tenant.policy, allow=message.allow)

@@ -145,14 +145,30 @@ def test_a_fork_that_fails_leaves_nothing(serve: Callable[..., Served], connect:
     served = serve(2, max_waiting=5)
 
     async def use(box: StatefulSandbox) -> None:
-        forking = asyncio.create_task(box.fork(3).__aenter__())
+        forking = asyncio.create_task(box.fork(2).__aenter__())
         await until(lambda: len(served.pool.boxes) == 2)
         forking.cancel()
         await asyncio.wait((forking,))
         await until(lambda: len(served.pool.boxes) == 1)
-        with pytest.raises(ValueError, match="count"):
-            async with box.fork(0):
-                pass
+        for count in (0, 3):
+            with pytest.raises(ValueError, match="1 to 2 can be had"):
+                async with box.fork(count):
+                    pass
+
+    in_box(connect(served.url), use)
+
+
+def test_forks_that_are_not_free_in_time_are_given_up(
+    serve: Callable[..., Served], connect: Connect
+) -> None:
+    served = serve(3, max_waiting=5)
+
+    async def use(box: StatefulSandbox) -> None:
+        hasty = connect(served.url, acquire_timeout_s=0.05).attach(box.id)
+        with pytest.raises(RemoteFailure) as failed:
+            await hasty.fork_boxes(3)
+        assert failed.value.kind is ProblemKind.BUSY
+        await until(lambda: len(served.pool.boxes) == 1)
 
     in_box(connect(served.url), use)
 
