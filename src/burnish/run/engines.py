@@ -54,6 +54,12 @@ def check_engine(config: RunConfig) -> None:
             "batch by the wall clock.",
             fix='set engine.backend = "local", or run.deterministic = false.',
         )
+    if engine.exact:
+        raise UserError(
+            f'engine.exact needs the engine of this process, not "{engine.backend}": other kernels '
+            "give other bits.",
+            fix='set engine.backend = "local", or engine.exact = false.',
+        )
     if engine.canary_tolerance == 0.0:
         raise UserError(
             "engine.canary_tolerance = 0 demands equal bits, which other programs' kernels cannot "
@@ -100,6 +106,7 @@ def core_limits(config: RunConfig) -> CoreLimits:
         ageing_steps=section.ageing_steps,
         swap_bytes=section.swap_mb << 20,
         kv_dtype=section.kv_dtype,
+        exact=section.exact,
     )
 
 

@@ -51,6 +51,11 @@ class Kernels(NamedTuple):
         """Whether installing again with a compiler would help."""
         return self.library is None and platform_problem() is None
 
+    @property
+    def prefers_onednn(self) -> bool:
+        """Whether the CPU has bf16 tiles, which oneDNN uses and our products do not."""
+        return self.library is not None and bool(self.library.burnish_has_amx())
+
 
 _restriction: ContextVar[Isa | None] = ContextVar("kernels", default=None)
 
@@ -78,15 +83,15 @@ def kernels() -> Kernels:
 
 
 @cache
-def function(name: str, isa: Isa, *arguments: type) -> Callable[..., None]:
-    """The variant of `name` for the best instructions up to `isa`, with typed arguments."""
+def function(name: str, isa: Isa, *arguments: type) -> Callable[..., int]:
+    """The variant of `name` for the best instructions up to `isa`; some return a status."""
     library = _loaded().library
     assert library is not None
     order = list(Isa)
     for each in reversed(order[1 : order.index(isa) + 1]):
         found = getattr(library, f"{name}_{each}", None)
         if found is not None:
-            found.argtypes, found.restype = arguments, None
+            found.argtypes, found.restype = arguments, ctypes.c_int
             return found  # type: ignore[no-any-return]
     raise AssertionError(f"no variant of {name} for {isa}")
 

@@ -70,9 +70,11 @@ class EngineCore:
             decode: tokens to text, for stop strings.
 
         Raises:
-            UserError: if the weights do not fit the configuration.
+            UserError: if the weights do not fit the configuration, or `limits` ask to be exact and
+                that is not possible.
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
+        self.limits.check()
         self.weight_version = version
         self._decode = decode
         self._bounds = Bounds(config, self.limits, decode is not None)
@@ -197,7 +199,10 @@ class EngineCore:
         Raises:
             UserError: if the state cannot be served.
         """
-        return Prepared(ServedModel(self.config, state, self.dtype), digest(state, self.dtype))
+        return Prepared(
+            ServedModel(self.config, state, self.dtype, exact=self.limits.exact),
+            digest(state, self.dtype),
+        )
 
     def update_weights(
         self,

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from burnish.core.errors import UserError
 from burnish.core.vocabulary import KvDtype
 
 
@@ -22,6 +23,20 @@ class CoreLimits(NamedTuple):
     """Host memory for pages of preempted sequences; 0 computes them again instead."""
     kv_dtype: KvDtype = KvDtype.MODEL
     """Numbers of the cache."""
+    exact: bool = False
+    """Tokens and log-probs depend on nothing but the request and the weights."""
+
+    def check(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            UserError: naming the two values.
+        """
+        if self.exact and self.kv_dtype is not KvDtype.MODEL:
+            raise UserError(
+                f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
+                fix=f"set engine.kv_dtype to {KvDtype.MODEL}, or engine.exact to false.",
+            )
 
 
 class CoreCounters(NamedTuple):

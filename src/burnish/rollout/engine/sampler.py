@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from burnish.model.kernels import draw as kernel
+from burnish.model.kernels.draw import can_draw
 from burnish.rollout.engine.truncation import Kept, truncate
 
 # The cumulative sum goes over blocks first, then inside one block: two short scans instead of one
@@ -75,6 +77,32 @@ def uniform(key: int, position: int) -> float:
 
 def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     """Draw one token per row of fp32 logits. A row that is not finite harms no other."""
+    if not can_draw(logits_NV):
+        return _sample_in_torch(logits_NV, draws)
+    # Row by row the same way whatever the others ask for: a batch must not change a row's bits.
+    sampled = _draw_native(logits_NV, draws)
+    special = [
+        i for i, d in enumerate(draws) if i not in sampled.broken and (d.is_truncated or d.num_top)
+    ]
+    if special:
+        part = _sample_in_torch(logits_NV[torch.tensor(special)], [draws[i] for i in special])
+        for i, token, logprob, top in zip(special, *part[:3], strict=True):
+            sampled.tops[i] = top
+            if draws[i].is_truncated:
+                sampled.tokens[i], sampled.logprobs[i] = token, logprob
+    return sampled
+
+
+def _draw_native(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
+    uniforms = [-1.0 if d.temperature == 0.0 else d.uniform for d in draws]
+    divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])
+    drawn = kernel.draw(logits_NV, divisor_N, torch.tensor(uniforms, dtype=torch.float64))
+    tokens, logprobs = drawn.tokens_N.tolist(), drawn.logprobs_N.tolist()
+    broken = frozenset(i for i, logprob in enumerate(logprobs) if math.isnan(logprob))
+    return Sampled(tokens, logprobs, [()] * len(draws), broken)
+
+
+def _sample_in_torch(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     max_N, argmax_N = logits_NV.max(dim=-1)
     finite_N = torch.isfinite(max_N)
     broken: frozenset[int] = frozenset()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from burnish.model.decoder import Decoder
+from burnish.model.kernels.draw import can_draw, given_logprobs
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
@@ -44,9 +45,16 @@ def logprobs_of(model: ServedModel, hidden_NE: Tensor, targets_N: Tensor) -> lis
     logprobs: list[float] = []
     for start in range(0, len(targets_N), _HEAD_ROWS):
         logits_NV = model.logits(hidden_NE[start : start + _HEAD_ROWS])
-        chosen = logits_NV.gather(1, targets_N[start : start + _HEAD_ROWS, None])[:, 0]
-        logprobs += (chosen.double() - logits_NV.double().logsumexp(-1)).tolist()
+        logprobs += _given(logits_NV, targets_N[start : start + _HEAD_ROWS]).tolist()
     return logprobs
+
+
+def _given(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
+    """Log-prob of one token per row at temperature 1, fp64: the bits of drawing it."""
+    if can_draw(logits_NV):
+        return given_logprobs(logits_NV, ids_N, torch.ones(len(ids_N)))
+    chosen = logits_NV.gather(1, ids_N[:, None])[:, 0]
+    return chosen.double() - logits_NV.double().logsumexp(-1)
 
 
 def reference_score(

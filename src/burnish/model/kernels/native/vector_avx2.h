@@ -87,3 +87,11 @@ static inline float v_largest(vec a) {
     half = _mm_max_ps(half, _mm_movehl_ps(half, half));
     return _mm_cvtss_f32(_mm_max_ss(half, _mm_movehdup_ps(half)));
 }
+
+/* The bf16 numbers in the lower and in the upper halves. */
+static inline vec v_low_bf16(vec a) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16));
+}
+static inline vec v_high_bf16(vec a) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32(~0xffff)));
+}

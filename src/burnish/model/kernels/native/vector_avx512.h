@@ -61,3 +61,11 @@ static inline void v_store_bf16_n(bf16 *p, vec a, int64_t n) {
 /* Pairwise, in an order of its own for each width of vector. */
 static inline float v_sum(vec a) { return _mm512_reduce_add_ps(a); }
 static inline float v_largest(vec a) { return _mm512_reduce_max_ps(a); }
+
+/* The bf16 numbers in the lower and in the upper halves. */
+static inline vec v_low_bf16(vec a) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 16));
+}
+static inline vec v_high_bf16(vec a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(~0xffff)));
+}

@@ -1,4 +1,0 @@
-#define ISA avx2
-#include "vector_avx2.h"
-
-#include "norm.h"
