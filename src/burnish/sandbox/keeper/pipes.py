@@ -66,6 +66,11 @@ class Capture:
         elif not self.cut:
             self._keep(chunk)
 
+    def discard(self) -> None:
+        """Read on, and keep nothing any more."""
+        self.cut = True
+        self.drain()
+
     def finish(self) -> bytes:
         """Everything kept, with what is in the pipe now; never waits."""
         while self._read_once():

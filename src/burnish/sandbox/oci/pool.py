@@ -2,14 +2,15 @@
 
 import os
 
-from burnish.core.boxes import Policy
+from burnish.core.boxes import Feature, Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.client import KeeperClient
-from burnish.sandbox.keeper.pool import KeeperPool
+from burnish.sandbox.keeper.pool import KeeperPool, KeptBox
 from burnish.sandbox.network.base import NetworkProvider
 from burnish.sandbox.oci.podman import unshare_command
+from burnish.sandbox.oci.process_pool import ProcessKeptBox
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
@@ -51,6 +52,13 @@ class OciPool(KeeperPool):
             images,
             network,
         )
+
+    def _wrap(
+        self, client: KeeperClient, number: int, policy: Policy, image: ImageRoot | None
+    ) -> KeptBox:
+        if Feature.PROCESSES not in client.capabilities.features:
+            return super()._wrap(client, number, policy, image)
+        return ProcessKeptBox(client, number, self._network, policy, image, self._box_of)
 
     def check_root(self, image: ImageRoot, policy: Policy) -> None:
         """See `KeeperPool`: a shell starts commands, and gVisor's network needs a Python."""
