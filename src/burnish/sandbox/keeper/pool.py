@@ -325,7 +325,8 @@ class KeeperPool:
 def _keeps_nothing(client: KeeperClient) -> UserError:
     return UserError(
         f"the {client.capabilities.backend} sandbox ends every process with its command.",
-        fix="leave keep out, or choose the native sandbox",
+        fix="leave keep out, or use the native sandbox, or runc as root with CRIU 4 or later in "
+        "PATH",
     )
 
 

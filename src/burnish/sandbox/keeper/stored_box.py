@@ -293,7 +293,9 @@ async def _end_unused(starting: asyncio.Task[Launched]) -> None:
 
 def _stateless() -> UserError:
     return UserError(
-        "boxes of this backend have no states.", fix="use the native sandbox, or runc with CRIU 4"
+        "boxes have no snapshots here.",
+        fix="use the native sandbox, or runc as root with CRIU 4 or later in PATH "
+        "(`burnish doctor` says what is missing)",
     )
 
 

@@ -25,6 +25,8 @@ _DEADLINE_S = 60.0
 _HASH_CHUNK_BYTES = 2**20
 # Control groups are ours: restored processes are moved into those of the box that they are in now.
 # Deleted files that are still open go into the images.
+_NO_REASON = "RLIMIT_NOFILE for self"
+# It goes on without, where the host has a hard limit.
 _CONFIG = "manage-cgroups ignore\nghost-limit 64M\nverbosity 1\n"
 
 
@@ -218,7 +220,8 @@ def reason(log: Path) -> str:
 
     Without a word from it, what runc says last (`runc.log` beside it).
     """
-    said = [line.partition("): ")[2] for line in _lines(log) if "Error (" in line][:1]
+    errors = [line.partition("): ")[2] for line in _lines(log) if "Error (" in line]
+    said = [error for error in errors if _NO_REASON not in error][:1]
     said = said or _lines(log.with_name("runc.log"))[-1:]
     return " ".join(said[0].split())[:200] if said else "it does not say why"
 

@@ -23,8 +23,12 @@ STARTED = b"burnish: started\n"
 
 ENDED = "ended"
 """A named pipe there, where boxes can keep processes."""
-# `wait` also reaps orphans, as long as it has a child to wait for. An image may have no `sleep`.
-_KEEP = f"echo $? >{INBOX}/{ENDED}; exec 3>&-; sleep 2147483647 & wait; read -r go"
+# It stays only if the program left something behind. `wait` also reaps orphans, as long as it has a
+# child to wait for; an image may have no `sleep`.
+_KEEP = (
+    "code=$?; set -- /proc/[0-9]*; [ $# -gt 1 ] || exit $code; "
+    f"echo $code >{INBOX}/{ENDED}; exec 3>&-; sleep 2147483647 & wait; read -r go"
+)
 
 NET = "/run/net"
 """Where a box that needs the relay sees `RELAY` and `SOCKET`."""

@@ -2,7 +2,7 @@
 
 import os
 
-from burnish.core.boxes import Feature, Policy
+from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import ImageRoot, Images
@@ -40,6 +40,8 @@ class OciPool(KeeperPool):
         # Also where nobody but podman may make a user namespace, and with all ids that it has.
         by_podman = found.is_engine and os.geteuid() != 0
         launcher = unshare_command(found) if by_podman else ()
+        # Its keeper says what is missing if it cannot.
+        self._saves_processes = found.name is RuntimeName.RUNC
         self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
@@ -56,7 +58,7 @@ class OciPool(KeeperPool):
     def _wrap(
         self, client: KeeperClient, number: int, policy: Policy, image: ImageRoot | None
     ) -> KeptBox:
-        if Feature.PROCESSES not in client.capabilities.features:
+        if not self._saves_processes:
             return super()._wrap(client, number, policy, image)
         return ProcessKeptBox(client, number, self._network, policy, image, self._box_of)
 

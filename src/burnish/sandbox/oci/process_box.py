@@ -11,7 +11,6 @@ import shutil
 from pathlib import Path
 
 from burnish.core.boxes import ExecResult, Limits
-from burnish.core.errors import UserError
 from burnish.sandbox.keeper.process import START_DEADLINE_S, Command, Launched, Run, uninterrupted
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.keeper.storage import Storage
@@ -105,7 +104,7 @@ class ProcessBox(OciBox):
                 # Whatever failed, what was dumped goes on.
                 self._kept += await self._start_all(saved, self._storage)
                 await self._attach_all(self._kept)
-        except (OSError, UserError):
+        except BaseException:
             self._checkpoints.abandon(place)
             raise
         return self._checkpoints.add(
@@ -129,7 +128,7 @@ class ProcessBox(OciBox):
             files.resize(state.limits)
             await self._checkpoints.copy(state.files, files.path)
             started = await self._start_all(state.runs, files.path)
-        except (OSError, UserError):
+        except BaseException:
             files.close()
             raise
         # From here on it cannot fail for anything that the state has or lacks.
@@ -139,9 +138,13 @@ class ProcessBox(OciBox):
         self._files, self._storage, self._limits = files, files.path, state.limits
         self._users, self._identity = state.users, state.users.identity
         self._kept = started
-        if self._group is not None:
-            self._group.set_limits(self._group_limits(state.limits))
-        await self._attach_all(started)
+        try:
+            if self._group is not None:
+                self._group.set_limits(self._group_limits(state.limits))
+            await self._attach_all(started)
+        except OSError:
+            await end_all(self._kept)  # nothing runs outside of its limits
+            raise
 
     async def _start_all(
         self, saved: list[SavedRun] | tuple[SavedRun, ...], storage: Path
