@@ -27,7 +27,7 @@ _HASH_CHUNK_BYTES = 2**20
 # Deleted files that are still open go into the images.
 _NO_REASON = "RLIMIT_NOFILE for self"
 # It goes on without, where the host has a hard limit.
-_CONFIG = "manage-cgroups ignore\nghost-limit 64M\nverbosity 1\n"
+_CONFIG = "manage-cgroups=ignore\nghost-limit 64M\nverbosity 1\n"
 
 
 class SavedRun(NamedTuple):

@@ -10,7 +10,9 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from burnish.core.boxes import ExecResult, Limits
+import msgspec
+
+from burnish.core.boxes import ExecResult, ExecStatus, Limits
 from burnish.sandbox.keeper.process import START_DEADLINE_S, Command, Launched, Run, uninterrupted
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.keeper.storage import Storage
@@ -68,15 +70,26 @@ class ProcessBox(OciBox):
         """See `StoredBox`: keeps the container if the program ended and may leave something."""
         assert isinstance(launch, OciLaunch)
         run = Run(command, launch, ended_status(launch) if request.keep else None)
+        refused = self._pids_refused()
         try:
             result = await run.result()
+            if (
+                result.status is ExecStatus.INFRA_ERROR
+                and self._kept
+                and self._pids_refused() > refused
+            ):
+                # What was kept left no process for the launcher itself.
+                return msgspec.structs.replace(result, status=ExecStatus.PIDS, message="")
+            return result
         finally:
             if run.kept:
                 discard_output(launch)
                 self._kept.append(launch)
             elif not request.keep:
                 await end_all(self._kept)
-        return result
+
+    def _pids_refused(self) -> int:
+        return 0 if self._group is None else self._group.counters().pids_refused
 
     async def _apply(self, limits: Limits) -> ExecResult | None:
         problem = await super()._apply(limits)
