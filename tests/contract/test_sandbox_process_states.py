@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import select
+import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -75,13 +77,19 @@ def keeper(pool: OciPool) -> int:
     return found
 
 
-def footprint(pool: OciPool) -> tuple[int, int, int, int]:
-    """Processes, open files and mounts of the keeper, control groups."""
+def kept_pids(root: int) -> set[int]:
+    """All that lives below a process."""
     processes = [p for p in read_processes() if not p.dead]
-    below, new = set(), {keeper(pool)}
+    below, new = set(), {root}
     while new:
         below |= new
         new = {p.pid for p in processes if p.parent in new} - below
+    return below - {root}
+
+
+def footprint(pool: OciPool) -> tuple[int, int, int, int]:
+    """Processes, open files and mounts of the keeper, control groups."""
+    below = kept_pids(keeper(pool))
     groups = [
         folder for folder, _, _ in os.walk("/sys/fs/cgroup") if f"-{pool.keeper_pid}-" in folder
     ]
@@ -236,6 +244,49 @@ def test_a_command_without_keep_ends_what_was_restored(pool: OciPool) -> None:
     in_box(pool, test)
 
 
+@pytest.mark.slow
+def test_boxes_that_are_saved_at_once_do_not_disturb_each_other(pool: OciPool) -> None:
+    async def one(number: int) -> None:
+        async with pool.acquire() as made:
+            box: ProcessSandbox = made  # type: ignore[assignment]
+            await start(box)
+            for turn in range(1, 3):
+                snapshot = await box.snapshot()
+                assert await tell(box, f"{number}") == f"{number * turn}"
+                await box.rollback(snapshot)
+                assert await tell(box, f"{number}") == f"{number * turn}"
+                await box.forget(snapshot)
+
+    async def other() -> None:
+        for _ in range(10):
+            async with pool.acquire() as box:
+                result = await box.exec(("sh", "-c", "sleep 0.05 & exit 0"))
+                assert result.status is ExecStatus.OK, result
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in (1, 2, 3):
+                group.create_task(one(number))
+            group.create_task(other())
+
+    asyncio.run(main())
+
+
+def test_a_box_that_ends_while_it_is_saved_takes_all_along(pool: OciPool) -> None:
+    async def test(box: ProcessSandbox) -> None:
+        await start(box)
+        saving = asyncio.create_task(box.snapshot())
+        await box.read_file("server.py")  # by then the keeper has the other request, too
+        saving.cancel()
+        await asyncio.wait((saving,))
+
+    before = footprint(pool)
+    in_box(pool, test)
+    in_box(pool, start)  # type: ignore[arg-type]
+    assert footprint(pool) == before
+    assert states(pool) == []
+
+
 def test_snapshots_of_another_pool_are_refused(pool: OciPool) -> None:
     async def test(box: ProcessSandbox) -> None:
         snapshot = await box.snapshot()
@@ -262,6 +313,30 @@ def test_nothing_is_left_of_many_states(pool: OciPool) -> None:
         in_box(pool, test)
     assert footprint(pool) == before
     assert states(pool) == []
+
+
+def test_a_killed_keeper_leaves_no_kept_process_and_the_next_start_no_group(
+    pool: OciPool,
+) -> None:
+    doomed = OciPool(SandboxConfig(max_boxes=1), "runc")
+
+    async def test(box: ProcessSandbox) -> None:
+        await start(box)
+        await box.rollback(await box.snapshot())
+        inside = keeper(doomed)
+        watched = [os.pidfd_open(pid) for pid in (inside, *kept_pids(inside))]
+        assert len(watched) > 2
+        os.kill(doomed.keeper_pid, signal.SIGKILL)
+        for descriptor in watched:
+            assert select.select([descriptor], [], [], 30)[0], "it lives on"
+            os.close(descriptor)
+
+    killed = doomed.keeper_pid
+    in_box(doomed, test)
+    asyncio.run(doomed.close())
+    asyncio.run(OciPool(SandboxConfig(max_boxes=1), "runc").close())
+    groups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if f"-{killed}-" in folder]
+    assert groups == []
 
 
 def test_without_criu_what_needs_it_is_a_users_error(monkeypatch: pytest.MonkeyPatch) -> None:

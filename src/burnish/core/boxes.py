@@ -240,7 +240,7 @@ class NetworkedSandbox(Sandbox, Protocol):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """Frozen files of a box. Processes are not part of it."""
+    """Frozen files of a box; of a `ProcessSandbox` its kept processes, too."""
 
     id: str
     """Unique in the pool that made it."""

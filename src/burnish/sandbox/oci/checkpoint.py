@@ -86,6 +86,8 @@ class Checkpoints:
         self._helpers = helpers
         self._numbers = itertools.count(1)
         self._states: dict[int, State] = {}
+        self.turn = asyncio.Lock()
+        """Held by whoever lets CRIU work: two at once get EINVAL for mounts of each other."""
         self._place.mkdir(mode=0o700)
         room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
         mount_tmpfs(str(self._place), size_bytes=room, mode=0o700)

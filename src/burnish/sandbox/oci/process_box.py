@@ -56,13 +56,13 @@ class ProcessBox(OciBox):
 
     async def save(self) -> int:
         """See `StoredBox.save`."""
-        async with self._lock:
+        async with self._lock, self._checkpoints.turn:
             return await uninterrupted(asyncio.ensure_future(self._save()))
 
     async def restore(self, state: int) -> None:
         """See `StoredBox.restore`."""
         found = self._checkpoints.find(state, self._image)
-        async with self._lock:
+        async with self._lock, self._checkpoints.turn:
             await check(found)
             await uninterrupted(asyncio.ensure_future(self._restore(found)))
 
