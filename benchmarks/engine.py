@@ -50,7 +50,7 @@ DECODES = (
     Decode("decode batch 1", 1, 32, 64, {"transformers": 2.0, "vllm": 1.8, "llama-bf16": 1.0}),
     Decode("decode batch 16", 16, 32, 64, {"transformers": 2.5, "vllm": 1.4, "llama-q4_1": 1.2}),
     Decode("decode batch 64", 64, 32, 64, {"transformers": 2.7, "vllm": 1.5, "llama-bf16": 4.0}),
-    Decode("decode batch 256", 256, 32, 32, {"vllm": 1.6}),
+    Decode("decode batch 256", 256, 32, 64, {"vllm": 1.6}),
     Decode("decode batch 16 at 2k", 16, 2000, 32, {"vllm": 1.5, "gather+sdpa": 8.0}, warm=True),
     Decode("prefill 2k", 1, 2000, 1, {"transformers": 1.0, "vllm": 1.0}),
     Decode("prefill 8k", 1, 8000, 1, {"transformers": 1.0, "vllm": 1.0}),
