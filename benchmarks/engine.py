@@ -20,7 +20,8 @@ import torch
 
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.model.loading import export, load_model
-from burnish.rollout.engine.engine import CoreLimits, EngineCore
+from burnish.rollout.engine.engine import EngineCore
+from burnish.rollout.engine.limits import CoreLimits
 
 MODEL = "smollm2-135m-instruct"
 PROMPT_TOKENS = 100

@@ -13,7 +13,7 @@ from burnish.core.vocabulary import StopReason
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.engine import CoreLimits
+from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
 
 DEADLINE_S = 60.0

@@ -58,6 +58,7 @@ def inspect_machine(directory: Path) -> tuple[Row, ...]:
         *_packages(),
         _weights(),
         _cpu(Path("/proc/cpuinfo")),
+        _kernels(),
         _cores(),
         _memory(Path("/proc/meminfo")),
         _disk(directory),
@@ -122,6 +123,27 @@ def _cpu(cpuinfo: Path) -> Row:
         status=Status.WARN,
         detail=f"{model}: no bfloat16 instructions, training is several times slower",
         fix="burnish run CONFIG --set engine.dtype=float32",
+    )
+
+
+def _kernels() -> Row:
+    if _version("torch") is None:
+        return Row(name="kernels", status=Status.ABSENT, detail="torch is not installed")
+    from burnish.core.errors import UserError
+    from burnish.model.kernels.build import INSTALL_FIX
+    from burnish.model.kernels.library import kernels
+
+    try:
+        found = kernels()
+    except UserError as error:
+        return Row(name="kernels", status=Status.FAIL, detail=error.what, fix=error.fix)
+    if found.problem is None:
+        return Row(name="kernels", status=Status.OK, detail=str(found.isa))
+    return Row(
+        name="kernels",
+        status=Status.WARN,
+        detail=f"in PyTorch, sampling takes twice as long and cannot be exact: {found.problem}",
+        fix=INSTALL_FIX if found.can_build else "",
     )
 
 

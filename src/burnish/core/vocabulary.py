@@ -159,3 +159,14 @@ class CreditSource(StrEnum):
     """Were the steps toward it right?"""
     COMPLIANCE = "compliance"
     """Was the demanded form kept?"""
+
+
+class KvDtype(StrEnum):
+    """Numbers of the key/value cache."""
+
+    MODEL = "model"
+    """Those of the model."""
+    INT8 = "int8"
+    """Eight bits with a scale per token and head: half the bytes of bfloat16."""
+    FP8 = "fp8"
+    """e4m3 with a scale per token and head: storage only, products are in the model's numbers."""

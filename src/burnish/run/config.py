@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from burnish.core.config import Config
+from burnish.core.vocabulary import KvDtype
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.sandbox.config import SandboxConfig
@@ -107,7 +108,12 @@ class EngineSection(Config):
     max_running: Positive = 96
     """Sequences decoded together."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Weights and cache."""
+    """Weights, and the cache unless `kv_dtype` says otherwise."""
+    kv_dtype: KvDtype = KvDtype.MODEL
+    """Numbers of the key/value cache: `model`, or one byte each as `int8` or `fp8`."""
+    exact: bool = False
+    """Tokens and log-probs have the same bits in any batch, chunking and state of the cache; with
+    `train.exact`, the trainer's log-probs have them too. Needs bfloat16 and the native kernels."""
     canary_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Allowed difference between engine and trainer on the probe, nats; 0 demands equal bits."""
 

@@ -21,7 +21,7 @@ from burnish.model.decoder import Decoder
 from burnish.model.loading import LoadedModel
 from burnish.rollout.collect.collector import Collector, Presence
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.engine import CoreLimits
+from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
 from burnish.run.config import RunConfig
 from burnish.run.publish import Publisher, WeightSource
@@ -126,7 +126,13 @@ async def open_session(
 
 
 def _limits(config: RunConfig) -> CoreLimits:
-    return CoreLimits(num_pages=config.engine.num_pages, max_running=config.engine.max_running)
+    engine = config.engine
+    return CoreLimits(
+        num_pages=engine.num_pages,
+        max_running=engine.max_running,
+        kv_dtype=engine.kv_dtype,
+        exact=engine.exact,
+    )
 
 
 def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> EngineWorker:

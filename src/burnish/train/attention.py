@@ -75,23 +75,45 @@ class _Packed(torch.autograd.Function):
         return out_THD
 
     @staticmethod
-    def backward(ctx: Any, dout_THD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, dout_THD: Tensor) -> tuple[Tensor | None, ...]:
         q_THD, k_TKD, v_TKD = ctx.saved_tensors
+        backward = PackedBackward(q_THD, k_TKD, v_TKD, ctx.blocks, ctx.window)
+        grads = backward.run(dout_THD)
+        return *grads, None, None
+
+
+class PackedBackward(NamedTuple):
+    """The backward pass, whatever kernel computed the forward."""
+
+    q_THD: Tensor
+    """Queries."""
+    k_TKD: Tensor
+    """Keys."""
+    v_TKD: Tensor
+    """Values."""
+    blocks: tuple[Block, ...]
+    """Who sees whom."""
+    window: int | None
+    """Keys that a query sees back."""
+
+    def run(self, dout_THD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of queries, keys and values."""
+        q_THD, k_TKD, v_TKD, blocks, window = self
         dq_THD = torch.zeros_like(q_THD, memory_format=torch.contiguous_format)
         # Prefix keys collect from several blocks: sum in fp32.
         dk_TKD = torch.zeros(k_TKD.shape, dtype=torch.float32, device=k_TKD.device)
         dv_TKD = torch.zeros_like(dk_TKD)
-        for block in ctx.blocks:
+        for block in blocks:
             own = _gather(block, q_THD, k_TKD, v_TKD)
             dout = _pad_zero(block, dout_THD, own.q.shape)
-            grads = _block_backward(block, own, dout, ctx.window)
+            grads = _block_backward(block, own, dout, window)
             dq_THD[block.rows_M] = _unpad(block, grads.q)
             dk_TKD[block.rows_M] += _unpad_keys(block, grads.k)
             dv_TKD[block.rows_M] += _unpad_keys(block, grads.v)
             rows = slice(block.prefix.start, block.prefix.start + block.prefix.length)
             dk_TKD[rows] += grads.k_prefix.transpose(0, 1)
             dv_TKD[rows] += grads.v_prefix.transpose(0, 1)
-        return dq_THD, dk_TKD.to(k_TKD.dtype), dv_TKD.to(v_TKD.dtype), None, None
+        return dq_THD, dk_TKD.to(k_TKD.dtype), dv_TKD.to(v_TKD.dtype)
 
 
 def _block_backward(block: Block, own: _Own, dout: Tensor, window: int | None) -> _Own:

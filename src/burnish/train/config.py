@@ -72,5 +72,8 @@ class TrainConfig(Config):
     """Of the forward and backward pass; masters, moments and summed gradients are fp32."""
     checkpoint_activations: bool = False
     """Compute each block again in the backward pass: less memory, a third more work."""
+    exact: bool = False
+    """Compute the forward by the engine's kernels: with `engine.exact`, the log-prob of a sampled
+    token has the bits of the engine's, so the ratio is exactly 1 on policy. Needs bfloat16."""
     loss: LossConfig = LossConfig()
     """Policy loss and KL."""

@@ -6,14 +6,17 @@ frequent token would swallow most of them.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from burnish.model.decoder import Decoder
+from burnish.model.decoder import Attend, Block, Decoder
 from burnish.train.attention import PackedAttention
+from burnish.train.exact.attention import ExactAttention
+from burnish.train.exact.forward import ExactForward
 from burnish.train.head import CHUNK_ROWS, HeadOutput, target_logprobs
 from burnish.train.layout import Layout
 
@@ -30,6 +33,15 @@ class PackedForward(NamedTuple):
     """Of the distribution that was sampled from."""
     checkpoint_activations: bool
     """Compute blocks again in the backward pass."""
+    exact: ExactForward | None = None
+    """Compute forwards by the engine's kernels, of the decoder that it was made for."""
+
+    def of(self, decoder: Decoder) -> "PackedForward":
+        """The same way through another decoder, by PyTorch's operators if that one is not bf16."""
+        exact = None
+        if self.exact is not None and decoder.embedding.weight.dtype is torch.bfloat16:
+            exact = self.exact.of(decoder)
+        return self._replace(decoder=decoder, exact=exact)
 
     def backward(self, layout: Layout, loss: ChunkLoss, embedding_grad: Tensor) -> None:
         """Accumulate gradients of all parameters for the sum of `loss` over chunks.
@@ -44,7 +56,7 @@ class PackedForward(NamedTuple):
         leaf_TE = hidden_TE.detach()
         dhidden_TE = torch.zeros(leaf_TE.shape, dtype=torch.float32, device=leaf_TE.device)
         weight = self.decoder.head_weight()
-        weight32 = weight.detach().float()
+        weight32 = None if self.exact else weight.detach().float()
         for chunk in _chunks(layout):
             rows = layout.target_rows_N[chunk]
             hidden_NE = leaf_TE.index_select(0, rows).requires_grad_()
@@ -54,6 +66,7 @@ class PackedForward(NamedTuple):
                 layout.target_ids_N[chunk],
                 temperature=self.temperature,
                 weight32_VE=weight32,
+                exact_logits=None if self.exact is None else self.exact.logits,
             )
             loss(chunk, output).backward()  # type: ignore[no-untyped-call]
             assert hidden_NE.grad is not None
@@ -67,7 +80,7 @@ class PackedForward(NamedTuple):
         """Log-prob of each target, fp32 [N], without gradient."""
         hidden_TE = self._hidden(layout, self.decoder.embedding(layout.ids_T))
         weight = self.decoder.head_weight()
-        weight32 = weight.float()
+        weight32 = None if self.exact else weight.float()
         parts = [
             target_logprobs(
                 hidden_TE.index_select(0, layout.target_rows_N[chunk]),
@@ -75,21 +88,26 @@ class PackedForward(NamedTuple):
                 layout.target_ids_N[chunk],
                 temperature=self.temperature,
                 weight32_VE=weight32,
+                exact_logits=None if self.exact is None else self.exact.logits,
             ).logp_N
             for chunk in _chunks(layout)
         ]
         return torch.cat(parts)
 
     def _hidden(self, layout: Layout, x_TE: Tensor) -> Tensor:
-        decoder = self.decoder
-        attend = PackedAttention(layout, decoder.config.sliding_window)
+        decoder, exact = self.decoder, self.exact
+        attend: Attend = PackedAttention(layout, decoder.config.sliding_window)
+        if exact is not None:
+            attend = ExactAttention(layout, decoder.config)
         cos_TD, sin_TD = decoder.rope(layout.positions_T, x_TE.dtype)
         for block in decoder.blocks:
+            assert isinstance(block, Block)
+            run = block if exact is None else partial(exact.block, block)
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x_TE = checkpoint(block, x_TE, cos_TD, sin_TD, attend, use_reentrant=False)
+                x_TE = checkpoint(run, x_TE, cos_TD, sin_TD, attend, use_reentrant=False)
             else:
-                x_TE = block(x_TE, cos_TD, sin_TD, attend)
-        hidden_TE: Tensor = decoder.norm(x_TE)
+                x_TE = run(x_TE, cos_TD, sin_TD, attend)
+        hidden_TE: Tensor = decoder.norm(x_TE) if exact is None else exact.norm(x_TE)
         return hidden_TE
 
 

@@ -3,11 +3,14 @@
 Shapes: N targets, E hidden width, V vocabulary.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from burnish.model.kernels.draw import given_logprobs
 
 # Rows of fp32 logits that exist at once: 512 x 49152 is 96 MiB, and larger GEMMs gain nothing.
 CHUNK_ROWS = 512
@@ -29,6 +32,7 @@ def target_logprobs(
     *,
     temperature: float = 1.0,
     weight32_VE: Tensor | None = None,
+    exact_logits: Callable[[Tensor], Tensor] | None = None,
 ) -> HeadOutput:
     """Log-probs in fp32; differentiable in hidden states and head.
 
@@ -42,10 +46,13 @@ def target_logprobs(
         target_ids_N: tokens asked for.
         temperature: of the distribution that the tokens were sampled from.
         weight32_VE: `weight_VE` in fp32, for callers with several chunks (50 ms at 49152 x 576).
+        exact_logits: the head's product by the engine's kernels, instead of the fp32 product; the
+            log-probs then have the bits of the engine's.
     """
-    weight32_VE = weight_VE.detach().float() if weight32_VE is None else weight32_VE
+    if weight32_VE is None and exact_logits is None:
+        weight32_VE = weight_VE.detach().float()
     logp_N, entropy_N = _TargetLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden_NE, weight_VE, weight32_VE, target_ids_N, temperature
+        hidden_NE, weight_VE, weight32_VE, exact_logits, target_ids_N, temperature
     )
     return HeadOutput(logp_N, entropy_N)
 
@@ -56,11 +63,19 @@ class _TargetLogProbs(torch.autograd.Function):
         ctx: Any,
         hidden_NE: Tensor,
         weight_VE: Tensor,
-        weight32_VE: Tensor,
+        weight32_VE: Tensor | None,
+        exact_logits: Callable[[Tensor], Tensor] | None,
         target_ids_N: Tensor,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        logits_NV = F.linear(hidden_NE.float(), weight32_VE)
+        exact_N = None
+        if exact_logits is not None:
+            logits_NV = exact_logits(hidden_NE)
+            temperature_N = torch.full((len(logits_NV),), temperature)
+            exact_N = given_logprobs(logits_NV, target_ids_N, temperature_N).float()
+        else:
+            assert weight32_VE is not None
+            logits_NV = F.linear(hidden_NE.float(), weight32_VE)
         if temperature != 1.0:
             logits_NV /= temperature
         index_N1 = target_ids_N[:, None]
@@ -76,13 +91,13 @@ class _TargetLogProbs(torch.autograd.Function):
             ctx.save_for_backward(dlogits_NV.to(hidden_NE.dtype), hidden_NE, weight_VE)
         ctx.temperature = temperature
         ctx.mark_non_differentiable(entropy_N)
-        return logp_N, entropy_N
+        return logp_N if exact_N is None else exact_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, dlogp_N: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, dlogp_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         dlogits_NV, hidden_NE, weight_VE = ctx.saved_tensors
         # Each row times its scalar, after the products where that is cheaper: N x E, not N x V.
         scale_N1 = (dlogp_N / ctx.temperature)[:, None]
         dhidden_NE = (dlogits_NV @ weight_VE).float() * scale_N1
         scaled_NE = (hidden_NE.float() * scale_N1).to(hidden_NE.dtype)
-        return dhidden_NE.to(hidden_NE.dtype), dlogits_NV.mT @ scaled_NE, None, None, None
+        return dhidden_NE.to(hidden_NE.dtype), dlogits_NV.mT @ scaled_NE, None, None, None, None

@@ -21,6 +21,7 @@ from burnish.core.records import TrainSequence
 from burnish.core.vocabulary import FailureKind
 from burnish.model.decoder import Decoder
 from burnish.train.config import TrainConfig
+from burnish.train.exact.forward import ExactForward
 from burnish.train.forward import PackedForward
 from burnish.train.head import HeadOutput
 from burnish.train.layout import Layout, lay_out
@@ -58,11 +59,15 @@ class Trainer:
             decoder: weights to start from, best in fp32.
             temperature: of sampling; log-probs are compared under it.
             clock: for the reported durations.
+
+        Raises:
+            UserError: if it shall be exact and cannot.
         """
         self.config, self.decoder = config, decoder
         self._clock = clock or SystemClock()
         self._masters = MasterWeights(decoder, config)
-        self._forward = PackedForward(decoder, temperature, config.checkpoint_activations)
+        exact = ExactForward(decoder) if config.exact else None
+        self._forward = PackedForward(decoder, temperature, config.checkpoint_activations, exact)
 
     @property
     def num_steps(self) -> int:
@@ -93,7 +98,7 @@ class Trainer:
             layout = lay_out(sequences, one)
             reference_N = None
             if kl_reference is not None:
-                reference_N = self._forward._replace(decoder=kl_reference).logprobs(layout)
+                reference_N = self._forward.of(kl_reference).logprobs(layout)
             self._accumulate(layout, self._policy_loss(layout, reference_N, total, tally))
             self._refuse_unless_finite(tally)
         optimizer_start_s = self._clock.now_s()

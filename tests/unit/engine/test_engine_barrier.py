@@ -12,7 +12,8 @@ from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, Generation
 from burnish.model.decoder import Decoder
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.engine import CoreLimits, EngineCore
+from burnish.rollout.engine.engine import EngineCore
+from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
 
 Ask = Callable[..., GenerateRequest]
@@ -185,7 +186,7 @@ def test_closing_interrupts_a_wave(
         def step(core: EngineCore) -> Any:
             steps.append(None)
             if len(steps) == 3:
-                worker._is_closing = True
+                worker._loop.close()
             return real(core)
 
         monkeypatch.setattr(EngineCore, "step", step)

@@ -11,7 +11,8 @@ from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, Generation
 from burnish.core.vocabulary import StopReason
 from burnish.model.decoder import Decoder
-from burnish.rollout.engine.engine import CoreLimits, EngineCore
+from burnish.rollout.engine.engine import EngineCore
+from burnish.rollout.engine.limits import CoreLimits
 
 Ask = Callable[..., GenerateRequest]
 # Float32 sums of some hundred terms near 10: eps * 10 * sqrt(300) is 2e-5, with margin.

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burnish.rollout.engine.cache_attention import bucket_rows
+from burnish.rollout.engine.cache.buckets import bucket_rows
 from burnish.rollout.engine.plan import Chunk, Load, may_admit, plan_step
 
 SIZE = 4

@@ -113,8 +113,86 @@ def test_extreme_uniforms_never_pick_an_impossible_token(value: float) -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_broken_logits_are_never_sampled_from(bad: float) -> None:
+def test_a_broken_row_is_named_and_harms_no_other(bad: float) -> None:
+    rows = logits(rows=3)
+    draws = [Draw(1.0, 1.0, 0.5), Draw(0.7, 0.9, 0.5, num_top=2), Draw(1.0, 1.0, 0.2, top_k=3)]
+    whole = sample(rows, draws)
+    assert not whole.broken
+    rows[1, 7] = bad
+    result = sample(rows, draws)
+    assert result.broken == {1}
+    for i in (0, 2):
+        assert result.tokens[i] == whole.tokens[i]
+        assert result.logprobs[i] == whole.logprobs[i]
+
+
+def test_a_row_with_nothing_left_is_broken() -> None:
+    assert sample(torch.full((1, 9), -torch.inf), [Draw(1.0, 1.0, 0.5)]).broken == {0}
+
+
+def reference(
+    row: torch.Tensor, temperature: float, top_k: int, min_p: float, top_p: float
+) -> dict[int, float]:
+    """The truncated distribution by its definition, in fp64."""
+    probs = (row.double() / temperature).softmax(-1)
+    order = probs.argsort(descending=True).tolist()
+    kept = [t for t in order if probs[t] >= min_p * probs.max()]
+    kept = kept[: top_k or len(kept)]
+    mass, nucleus = float(probs[kept].sum()), []
+    for token in kept:
+        nucleus.append(token)
+        if float(probs[nucleus].sum()) >= top_p * mass:
+            break
+    total = float(probs[nucleus].sum())
+    return {t: math.log(float(probs[t]) / total) for t in nucleus}
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 3.0])
+@pytest.mark.parametrize(
+    ("top_k", "min_p", "top_p"),
+    [(1, 0, 1), (5, 0, 1), (600, 0, 1), (0, 0.2, 1), (0, 1e-4, 1), (20, 0.05, 0.7), (0, 0.1, 0.5)],
+)
+def test_truncation_keeps_what_its_definition_says_and_renormalises(
+    temperature: float, top_k: int, min_p: float, top_p: float
+) -> None:
+    row = logits(seed=4)
+    expected = reference(row[0], temperature, top_k, min_p, top_p)
+    key, seen = seed_key(5), set()
+    draws = [
+        Draw(temperature, top_p, uniform(key, i), top_k, min_p, num_top=10) for i in range(300)
+    ]
+    result = sample(row.expand(300, -1), draws)
+    best = sorted(expected.items(), key=lambda pair: -pair[1])[:10]
+    for token, logprob, top in zip(result.tokens, result.logprobs, result.tops, strict=True):
+        assert logprob == pytest.approx(expected[token], abs=1e-5)
+        assert [t for t, _ in top] == [t for t, _ in best]
+        assert [v for _, v in top] == pytest.approx([v for _, v in best], abs=1e-5)
+        seen.add(token)
+    assert len(seen) > 1 or len(expected) == 1
+
+
+def test_top_logprobs_belong_to_the_distribution_drawn_from() -> None:
+    rows = logits(rows=2)
+    result = sample(rows, [Draw(0.5, 1.0, 0.5, num_top=4), Draw(0.0, 1.0, 0.5, num_top=700)])
+    tempered = (rows[0].double() / 0.5).log_softmax(-1)
+    values, ids = tempered.topk(4)
+    assert [t for t, _ in result.tops[0]] == ids.tolist()
+    assert [v for _, v in result.tops[0]] == pytest.approx(values.tolist(), abs=1e-5)
+    greedy = rows[1].double().log_softmax(-1)
+    assert result.tops[1][0] == (result.tokens[1], pytest.approx(float(greedy.max()), abs=1e-5))
+    assert len(result.tops[1]) == 700
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 1e-6, 1e6, 1e38, 1e300])
+def test_extreme_temperatures_neither_overflow_nor_break(temperature: float) -> None:
     row = logits()
-    row[0, 7] = bad
-    with pytest.raises(FloatingPointError):
-        sample(row, [Draw(1.0, 1.0, 0.5)])
+    row[0, 5] = -torch.inf
+    result = sample(row, [Draw(temperature, 1.0, 0.73), Draw(temperature, 0.9, 0.2)][:1])
+    assert not result.broken
+    if temperature < 1:
+        assert result.tokens[0] == int(row.argmax())
+        assert result.logprobs[0] == pytest.approx(0.0, abs=1e-6)
+    else:
+        # Flat over all but the impossible token, up to what fp32 logits differ by over 1e6.
+        assert result.logprobs[0] == pytest.approx(-math.log(VOCABULARY - 1), abs=1e-4)
+        assert result.tokens[0] != 5

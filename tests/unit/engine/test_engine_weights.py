@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from burnish.core.errors import UserError
 from burnish.model.decoder import Decoder
 from burnish.rollout.engine import linear
-from burnish.rollout.engine.engine import CoreLimits, EngineCore
+from burnish.rollout.engine.engine import EngineCore
+from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.linear import PackedLinear, can_pack
 from burnish.rollout.engine.score import reference_score
 

@@ -1,58 +1,49 @@
 """The inference core: add requests, step, take what is finished. Synchronous, one thread.
 
-    add -> waiting -> admit (match prefix, take pages) -> running -> step -> finished
+    add -> waiting -> admit (match prefix, take pages) -> running -> step -> ended
                 ^                                            |
-                '--------- preempt (pages given back) -------'
+                '---- preempt (pages to host memory, or given back)
 
-A step computes one token for every decoding sequence and chunks of prompts, in one forward.
+A step computes one token for every decoding sequence and chunks of prompts, in one forward. What
+goes wrong with one request ends that request; what goes wrong with the machine is raised.
 """
 
-from collections import deque
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from burnish.core.errors import UserError
-from burnish.core.records import GenerateRequest, Generation
-from burnish.core.vocabulary import StopReason
+from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.records import Failure, GenerateRequest, Generation
+from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel, StopReason
 from burnish.model.config import ModelConfig
+from burnish.rollout.engine import batch
 from burnish.rollout.engine import score as scoring
-from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
-from burnish.rollout.engine.pages import Match, PagePool
-from burnish.rollout.engine.plan import Chunk, Load, may_admit, plan_step
-from burnish.rollout.engine.sampler import Draw, sample, seed_key, uniform
+from burnish.rollout.engine.batch import Work
+from burnish.rollout.engine.cache.opening import open_cache
+from burnish.rollout.engine.cache.storage import CacheShape, KvCache
+from burnish.rollout.engine.checksum import digest
+from burnish.rollout.engine.limits import CoreCounters, CoreLimits
+from burnish.rollout.engine.residency import Residency
+from burnish.rollout.engine.sampler import Sampled, seed_key
+from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.stops import Decode, StopText
+from burnish.rollout.engine.validation import Bounds, validate
 from burnish.rollout.engine.weights import ServedModel
 
-
-class CoreLimits(NamedTuple):
-    """Sizes of an engine."""
-
-    num_pages: int = 4096
-    """Pages of the cache; memory is used as they are first touched."""
-    page_size: int = 16
-    """Tokens per page."""
-    max_running: int = 256
-    """Most sequences in one step."""
-    budget_tokens: int = 1024
-    """Most tokens in one step."""
+Ended = list[tuple[Sequence, Generation | Failure]]
 
 
-class CoreCounters(NamedTuple):
-    """Totals since the start."""
+class Prepared(NamedTuple):
+    """Weights ready to be served."""
 
-    num_steps: int
-    """Forwards."""
-    sampled_tokens: int
-    """Tokens sampled."""
-    prompt_tokens: int
-    """Prompt tokens computed, recomputation after preemption included."""
-    cached_tokens: int
-    """Prompt tokens found in the prefix index."""
-    num_preemptions: int
-    """Sequences that had to give their pages back."""
+    model: ServedModel
+    """Checked and packed."""
+    digest: str
+    """Of what it was made from."""
 
 
 class EngineCore:
@@ -66,45 +57,83 @@ class EngineCore:
         version: int = 0,
         dtype: torch.dtype = torch.bfloat16,
         limits: CoreLimits | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """Copy the weights and lay out the cache.
 
+        Args:
+            config: architecture.
+            state: named as `Decoder.state_dict()`; copied.
+            version: weight version of `state`.
+            dtype: of weights and cache; the head is always fp32.
+            limits: sizes.
+            decode: tokens to text, for stop strings.
+
         Raises:
-            UserError: if the weights do not fit the configuration.
+            UserError: if the weights do not fit the configuration, or `limits` ask to be exact and
+                that is not possible.
         """
-        self.config, self.limits = config, limits or CoreLimits()
+        self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
+        self.limits.check()
         self.weight_version = version
-        self._model = ServedModel(config, state, dtype)
-        self._cache = PagedCache(config, self.limits.num_pages, self.limits.page_size, dtype)
-        self._pool = PagePool(self.limits.num_pages, self.limits.page_size)
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []
-        self._counters = CoreCounters(0, 0, 0, 0, 0)
+        self._decode = decode
+        self._bounds = Bounds(config, self.limits, decode is not None)
+        self._served: Prepared | None = self.prepare(state)
+        self._digest = self._served.digest
+        self._cache: KvCache | None = self._new_cache()
+        flops = 2.0 * sum(tensor.numel() for tensor in state.values())
+        memory = Residency(self._cache, self.limits, version=version, flops_per_token=flops)
+        self._scheduler = Scheduler(memory, self.limits)
+        self._sampled_tokens = self._prompt_tokens = self._num_failed = 0
 
     @property
     def counters(self) -> CoreCounters:
         """Totals since the start."""
-        return self._counters
+        scheduler = self._scheduler
+        return CoreCounters(
+            num_steps=scheduler.num_steps,
+            sampled_tokens=self._sampled_tokens,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.num_swaps,
+            num_failed=self._num_failed,
+        )
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return bool(self._waiting or self._running)
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    @property
+    def running(self) -> Seq[Sequence]:
+        """The batch, in order of service."""
+        return self._scheduler.running
 
     @property
     def num_running(self) -> int:
-        """Sequences that hold pages."""
-        return len(self._running)
+        """Sequences in the batch."""
+        return len(self._scheduler.running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold none."""
-        return len(self._waiting)
+        """Sequences that are not."""
+        return len(self._scheduler.waiting)
 
     @property
     def free_pages(self) -> int:
         """Pages that can be handed out."""
-        return self._pool.room
+        return self._scheduler.memory.pool.room
+
+    @property
+    def saved_bytes(self) -> int:
+        """Host memory that holds pages of preempted sequences."""
+        return self._scheduler.memory.saved_bytes
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the cache's memory is given back."""
+        return self._cache is None
 
     def validate(self, request: GenerateRequest) -> None:
         """Refuse a request that could never run. Touches no state: safe from any thread.
@@ -112,33 +141,7 @@ class EngineCore:
         Raises:
             UserError: naming the value and its bound.
         """
-        params, context = request.params, self.config.max_position_embeddings
-        where = f"request {request.request_id}:"
-        length = len(request.prompt_ids)
-        if length == 0:
-            raise UserError(f"{where} the prompt is empty.", fix="give at least one token.")
-        if length >= context:
-            raise UserError(
-                f"{where} the prompt has {length} tokens, the model's context is {context}.",
-                fix="shorten the prompt or drop old turns.",
-            )
-        if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < self.config.vocab_size:
-            raise UserError(
-                f"{where} a prompt token is outside 0..{self.config.vocab_size - 1}.",
-                fix="encode the prompt with the model's own tokenizer.",
-            )
-        if params.max_tokens < 1:
-            raise UserError(f"{where} max_tokens is {params.max_tokens}.", fix="ask for >= 1.")
-        if not 0.0 <= params.temperature < float("inf"):
-            raise UserError(f"{where} temperature is {params.temperature}.", fix="use >= 0.")
-        if not 0.0 < params.top_p <= 1.0:
-            raise UserError(f"{where} top_p is {params.top_p}.", fix="use 0 < top_p <= 1.")
-        needed = self._pool.pages_for(self._max_length(request))
-        if needed > self.limits.num_pages:
-            raise UserError(
-                f"{where} needs {needed} cache pages, the engine has {self.limits.num_pages}.",
-                fix=f"raise num_pages to {needed} or lower max_tokens.",
-            )
+        validate(request, self._bounds)
 
     def add(self, request: GenerateRequest) -> Sequence:
         """Queue a request; the returned handle is for `abort` and matches `step`'s results.
@@ -147,40 +150,65 @@ class EngineCore:
             UserError: if it could never run.
         """
         self.validate(request)
-        sequence = Sequence(request, self._max_length(request), seed_key(request.params.seed))
-        self._waiting.append(sequence)
+        stop_text = None
+        if request.params.stop:
+            assert self._decode is not None
+            stop_text = StopText(request.params.stop, self._decode)
+        length = self._bounds.max_length(request)
+        sequence = Sequence(request, length, seed_key(request.params.seed), stop_text)
+        self._scheduler.add(sequence)
         return sequence
 
     def abort(self, sequence: Sequence) -> Generation | None:
         """Stop a request; what it sampled so far, or None if it had already ended."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-            self._release(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
-        else:
+        if not self._scheduler.remove(sequence):
             return None
         return sequence.result(StopReason.ABORTED)
 
-    def step(self) -> list[tuple[Sequence, Generation]]:
-        """One forward over everything that can move; returns what ended with it.
+    def step(self) -> Ended:
+        """One forward over everything that can move; returns what ended with it."""
+        assert self._served is not None, "a sleeping engine was asked to work"
+        assert self._cache is not None, "a sleeping engine was asked to work"
+        work = self._scheduler.next_work()
+        if not work:
+            return []
+        model = self._served.model
+        with torch.inference_mode():
+            hidden_TE = batch.forward(model, self._cache, work)
+            broken = batch.prompt_logprobs(model, hidden_TE, work)
+            self._prompt_tokens += sum(
+                min(n, max(0, s.num_prompt - s.num_computed)) for s, n in work
+            )
+            self._scheduler.computed(work)
+            ended = [(sequence, self._fail(sequence, _NOT_FINITE)) for sequence in broken]
+            ready = [
+                i
+                for i, (sequence, _) in enumerate(work)
+                if sequence.num_pending == 0 and sequence not in broken
+            ]
+            return ended + self._sample(model, hidden_TE, work, ready)
+
+    def prepare(self, state: Mapping[str, Tensor]) -> Prepared:
+        """Check and pack weights. Touches nothing that is served: safe from any thread.
 
         Raises:
-            FloatingPointError: if the weights produce no finite logits.
+            UserError: if the state cannot be served.
         """
-        self._admit()
-        chunks = self._plan()
-        if not chunks:
-            return []
-        work = [(self._running[chunk.position], chunk.num_tokens) for chunk in chunks]
-        for (sequence, _), chunk in zip(work, chunks, strict=True):
-            sequence.pages += [self._pool.take() for _ in range(chunk.num_new_pages)]
-        with torch.inference_mode():
-            hidden_TE = self._forward(work)
-            return self._advance(work, hidden_TE)
+        return Prepared(
+            ServedModel(self.config, state, self.dtype, exact=self.limits.exact),
+            digest(state, self.dtype),
+        )
 
-    def update_weights(self, state: Mapping[str, Tensor], version: int) -> None:
-        """Swap the weights. Running sequences go on over their old keys and values.
+    def update_weights(
+        self,
+        state: Mapping[str, Tensor] | Prepared,
+        version: int,
+        inflight: InFlight = InFlight.KEEP,
+    ) -> Ended:
+        """Swap the weights; returns what `inflight` ended.
+
+        Running sequences go on over their old keys and values, compute them again, or end. Prompt
+        log-probs come from one version: a prompt that is still being read is read again.
 
         Raises:
             UserError: if the state cannot be served; the old weights stay.
@@ -190,21 +218,80 @@ class EngineCore:
                 f"weight version {version} is not newer than the served {self.weight_version}.",
                 fix="publish increasing versions.",
             )
-        self._model.load(state)
+        self._serve(state if isinstance(state, Prepared) else self.prepare(state))
         self.weight_version = version
+        ended: Ended = []
+        scheduler = self._scheduler
+        for sequence in [*scheduler.running, *scheduler.waiting]:
+            started = bool(sequence.num_computed or sequence.num_sampled)
+            if inflight is InFlight.ABORT and started:
+                scheduler.remove(sequence)
+                ended.append((sequence, sequence.result(StopReason.ABORTED)))
+            elif inflight is InFlight.RECOMPUTE or sequence.wants_prompt:
+                scheduler.restart(sequence)
+            if sequence.wants_prompt:
+                sequence.prompt_logprobs = []
         self.forget_prefixes()
+        return ended
 
     def forget_prefixes(self) -> None:
         """Let no later request reuse keys and values that exist now."""
-        self._pool.forget()
-        for sequence in self._running:
-            sequence.indexable = False
+        self._scheduler.memory.forget(self.weight_version)
+
+    def forget_sessions(self) -> None:
+        """Let no later request count as the next turn of an earlier one."""
+        self._scheduler.waiting.forget_sessions()
+
+    def pin(self, prefix_ids: tuple[int, ...], adapter: str | None = None) -> int:
+        """Keep a prefix in the cache once it is computed, over weight updates too.
+
+        Pins give way only where a request could not run otherwise. Returns a number for `unpin`.
+        """
+        return self._scheduler.memory.pin(prefix_ids, adapter)
+
+    def unpin(self, number: int) -> None:
+        """Leave a prefix to eviction again."""
+        self._scheduler.memory.unpin(number)
+
+    def sleep(self, level: SleepLevel) -> None:
+        """Give memory back. Requests keep their tokens and go on after `wake`."""
+        scheduler = self._scheduler
+        for sequence in [*scheduler.running, *scheduler.waiting]:
+            scheduler.restart(sequence)
+        self.forget_prefixes()
+        scheduler.memory.attach(None)
+        self._cache = None
+        if level is SleepLevel.WEIGHTS:
+            self._served = None
+
+    def wake(self, state: Mapping[str, Tensor] | Prepared | None = None) -> None:
+        """Take memory again.
+
+        Raises:
+            UserError: if weights are missing or are not those that were served; it sleeps on.
+        """
+        if state is not None:
+            prepared = state if isinstance(state, Prepared) else self.prepare(state)
+            if prepared.digest != self._digest:
+                raise UserError(
+                    f"the weights given to wake are not those of version {self.weight_version}.",
+                    fix="give the same weights, or publish others with update_weights first.",
+                )
+            self._serve(prepared)
+        if self._served is None:
+            raise UserError(
+                "the engine gave its weights back when it went to sleep.",
+                fix="wake it with the weights, or publish new ones with update_weights first.",
+            )
+        if self._cache is None:
+            self._cache = self._new_cache()
+            self._scheduler.memory.attach(self._cache)
 
     def score(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Log-prob of each token at temperature 1, by the prefill forward.
 
         Raises:
-            UserError: if the tokens do not fit the model.
+            UserError: if the tokens do not fit the model, or there are no weights.
         """
         context, vocabulary = self.config.max_position_embeddings, self.config.vocab_size
         if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
@@ -213,164 +300,76 @@ class EngineCore:
                 f"vocabulary {vocabulary}.",
                 fix="score a shorter text, encoded with the model's own tokenizer.",
             )
-        return scoring.score(self._model, token_ids, self.limits.page_size)
+        if self._served is None:
+            raise UserError("the engine sleeps without weights.", fix="wake it first.")
+        return scoring.score(self._served.model, token_ids, self.limits.page_size)
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
-        self._pool.check([sequence.pages for sequence in self._running])
+        self._scheduler.check()
 
-    def _max_length(self, request: GenerateRequest) -> int:
-        wanted = len(request.prompt_ids) + request.params.max_tokens
-        return min(wanted, self.config.max_position_embeddings)
-
-    def _admit(self) -> None:
-        passed: list[Sequence] = []
-        pending = sum(s.num_pending for s in self._running)
-        while self._waiting and pending < self.limits.budget_tokens:
-            sequence = self._waiting.popleft()
-            # The last token is always computed: its hidden state gives the next one.
-            match = self._pool.match(sequence.tokens, len(sequence.tokens) - 1)
-            if self._is_being_computed(sequence, match.num_tokens):
-                passed.append(sequence)
-                continue
-            if not self._fits(sequence, match):
-                # The page being copied may be the very one that is missing.
-                match = match.without_tail()
-            if not self._fits(sequence, match):
-                passed.append(sequence)
-                break
-            self._start(sequence, match)
-            pending += sequence.num_pending
-        self._waiting.extendleft(reversed(passed))
-
-    def _fits(self, sequence: Sequence, match: Match) -> bool:
-        return may_admit(
-            new_pages=self._pool.pages_for(len(sequence.tokens)) - len(match.pages),
-            locked_pages=match.num_locked,
-            room=self._pool.room,
-            num_running=len(self._running),
-            max_running=self.limits.max_running,
-        )
-
-    def _is_being_computed(self, sequence: Sequence, num_matched: int) -> bool:
-        """Whether a running prompt is about to fill the very page that this one needs next."""
-        end = num_matched - num_matched % self.limits.page_size + self.limits.page_size
-        end = min(end, len(sequence.tokens) - 1)
-        return end > num_matched and any(
-            other.indexable
-            and other.num_pending > 1
-            and other.num_prompt > num_matched
-            and other.tokens[:end] == sequence.tokens[:end]
-            for other in self._running
-        )
-
-    def _start(self, sequence: Sequence, match: Match) -> None:
-        pool = self._pool
-        num_new_pages = pool.pages_for(len(sequence.tokens)) - len(match.pages)
-        held = match.pages if match.tail_page is None else (*match.pages, match.tail_page)
-        for page in held:
-            pool.share(page)
-        sequence.pages = [*match.pages, *(pool.take() for _ in range(num_new_pages))]
-        if match.tail_page is not None:
-            self._cache.copy_page(match.tail_page, sequence.pages[len(match.pages)])
-            pool.release([match.tail_page])
-        sequence.node, sequence.num_indexed_pages = match.node, len(match.pages)
-        sequence.num_computed = match.num_tokens
-        if not sequence.logprobs:
-            sequence.cached_tokens = match.num_tokens
-        self._count(cached_tokens=match.num_tokens)
-        self._running.append(sequence)
-
-    def _plan(self) -> tuple[Chunk, ...]:
-        while True:
-            plan = plan_step(
-                [Load(s.num_pending, s.num_computed, len(s.pages)) for s in self._running],
-                room=self._pool.room,
-                budget_tokens=self.limits.budget_tokens,
-                page_size=self.limits.page_size,
+    def _new_cache(self) -> KvCache:
+        limits = self.limits
+        return open_cache(
+            CacheShape(
+                self.config,
+                limits.num_pages,
+                limits.page_size,
+                self.dtype,
+                kv_dtype=limits.kv_dtype,
             )
-            if not plan.is_short or len(self._running) <= 1:
-                return plan.chunks
-            newest = self._running.pop()
-            self._release(newest)
-            newest.rewind()
-            self._waiting.appendleft(newest)
-            self._count(num_preemptions=1)
-
-    def _forward(self, work: list[tuple[Sequence, int]]) -> Tensor:
-        """Hidden states [N, E] of the last token of every piece of work."""
-        spans = [Span(s.pages, s.num_computed, s.num_computed + n) for s, n in work]
-        ids_T = torch.tensor(
-            [
-                t
-                for (s, _), span in zip(work, spans, strict=True)
-                for t in s.tokens[span.start : span.end]
-            ]
         )
-        positions_T = torch.tensor([p for span in spans for p in range(span.start, span.end)])
-        num_singles = sum(n == 1 for _, n in work)
-        attend = CachedAttend(self._cache, spans, num_singles)
-        hidden_TE = self._model.hidden(ids_T, positions_T, attend)
-        if num_singles == len(work):
-            return hidden_TE
-        return hidden_TE[torch.tensor([n for _, n in work]).cumsum(0) - 1]
 
-    def _advance(
-        self, work: list[tuple[Sequence, int]], hidden_NE: Tensor
-    ) -> list[tuple[Sequence, Generation]]:
-        """Record what was computed; sample for those with nothing left to compute."""
-        ready = []
-        for row, (sequence, num_tokens) in enumerate(work):
-            prompt_left = max(0, sequence.num_prompt - sequence.num_computed)
-            self._count(prompt_tokens=min(num_tokens, prompt_left))
-            sequence.num_computed += num_tokens
-            self._index(sequence, with_tail=0 < prompt_left <= num_tokens)
-            if sequence.num_pending == 0:
-                ready.append(row)
-        self._count(num_steps=1, sampled_tokens=len(ready))
-        if not ready:
-            return []
-        if len(ready) < len(work):
-            hidden_NE = hidden_NE[torch.tensor(ready)]
-        sequences = [work[row][0] for row in ready]
-        sampled = sample(self._model.logits(hidden_NE), [_draw(s) for s in sequences])
-        ended = []
-        for sequence, token, logprob in zip(
-            sequences, sampled.tokens, sampled.logprobs, strict=True
-        ):
-            reason = sequence.append(token, logprob, self.weight_version)
-            if reason is not None:
-                ended.append((sequence, sequence.result(reason)))
-        for sequence, _ in ended:
-            self._running.remove(sequence)
-            self._index(sequence, with_tail=True)
-            self._release(sequence)
+    def _serve(self, prepared: Prepared) -> None:
+        self._served, self._digest = prepared, prepared.digest
+
+    def _sample(
+        self, model: ServedModel, hidden_TE: Tensor, work: list[Work], ready: list[int]
+    ) -> Ended:
+        """Draw for the pieces of work that computed the last known token of their sequence."""
+        ended: Ended = []
+        drawing = []
+        for i in ready:
+            sequence = work[i].sequence
+            if sequence.request.params.max_tokens == 0:
+                ended.append((sequence, self._finish(sequence, StopReason.LENGTH)))
+            else:
+                drawing.append(i)
+        if not drawing:
+            return ended
+        sequences = [work[i].sequence for i in drawing]
+        sampled = batch.sample_next(model, batch.last_rows(hidden_TE, work, drawing), sequences)
+        for row, sequence in enumerate(sequences):
+            outcome = self._take(sequence, sampled, row)
+            if outcome is not None:
+                ended.append((sequence, outcome))
         return ended
 
-    def _index(self, sequence: Sequence, *, with_tail: bool) -> None:
-        """Make computed pages known; `with_tail` also the last, partly filled one."""
-        if not sequence.indexable:
-            return
-        size = self.limits.page_size
-        while (sequence.num_indexed_pages + 1) * size <= sequence.num_computed:
-            i = sequence.num_indexed_pages
-            tokens = sequence.tokens[i * size : (i + 1) * size]
-            sequence.node = self._pool.index(sequence.node, sequence.pages[i], tokens)
-            sequence.num_indexed_pages += 1
-        start = sequence.num_indexed_pages * size
-        if with_tail and start < sequence.num_computed:
-            tail = sequence.tokens[start : sequence.num_computed]
-            self._pool.index(sequence.node, sequence.pages[sequence.num_indexed_pages], tail)
+    def _take(self, sequence: Sequence, sampled: Sampled, row: int) -> Generation | Failure | None:
+        """Give a sequence its token; what became of it, if that ended it."""
+        if row in sampled.broken:
+            return self._fail(sequence, _NOT_FINITE)
+        self._sampled_tokens += 1
+        try:
+            reason = sequence.append(
+                sampled.tokens[row], sampled.logprobs[row], self.weight_version, sampled.tops[row]
+            )
+        except ClassifiedFailure as error:
+            return self._fail(sequence, error.failure)
+        return None if reason is None else self._finish(sequence, reason)
 
-    def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.pages)
-        sequence.pages = []
+    def _finish(self, sequence: Sequence, reason: StopReason) -> Generation:
+        self._scheduler.end(sequence)
+        return sequence.result(reason)
 
-    def _count(self, **more: int) -> None:
-        old = self._counters
-        self._counters = old._replace(**{k: getattr(old, k) + v for k, v in more.items()})
+    def _fail(self, sequence: Sequence, failure: Failure) -> Failure:
+        self._num_failed += 1
+        self._scheduler.fail(sequence)
+        return failure
 
 
-def _draw(sequence: Sequence) -> Draw:
-    params = sequence.request.params
-    return Draw(params.temperature, params.top_p, uniform(sequence.seed_key, len(sequence.tokens)))
+_NOT_FINITE = Failure(
+    kind=FailureKind.INFRA,
+    where="rollout.engine",
+    message="the logits of this request are not finite: weights or cache are broken",
+)

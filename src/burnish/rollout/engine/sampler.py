@@ -4,9 +4,10 @@ Randomness is a counter-based function of (seed, position): a request draws the 
 whatever batch it is in, and after a preemption. One uniform per token, inverted through the
 cumulative distribution, so no random field of vocabulary size is needed.
 
-Shapes: N rows (one per request), V vocabulary, K kept candidates of a nucleus.
+Shapes: N rows (one per request), V vocabulary, K candidates of a row.
 """
 
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
@@ -14,10 +15,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from burnish.model.kernels import draw as kernel
+from burnish.model.kernels.draw import can_draw
+from burnish.rollout.engine.truncation import Kept, truncate
+
 # The cumulative sum goes over blocks first, then inside one block: two short scans instead of one
 # over the whole vocabulary (49k entries).
 _BLOCK = 256
-_NUCLEUS_CANDIDATES = 512
+# fp32 holds this and its inverse.
+_LEAST = 1e-30
 _MASK = (1 << 64) - 1
 
 
@@ -30,15 +36,30 @@ class Draw(NamedTuple):
     """Nucleus mass, 1 keeps everything."""
     uniform: float
     """In [0, 1)."""
+    top_k: int = 0
+    """Most candidates, 0 keeps all."""
+    min_p: float = 0.0
+    """Least share of the likeliest token's probability."""
+    num_top: int = 0
+    """How many alternatives to report."""
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether some tokens cannot be drawn at all."""
+        return self.temperature > 0.0 and (self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0)
 
 
 class Sampled(NamedTuple):
     """One token per row."""
 
     tokens: list[int]
-    """Token ids."""
+    """Token ids; 0 in broken rows."""
     logprobs: list[float]
     """Log-prob under the distribution that was sampled; at temperature 0 that of temperature 1."""
+    tops: list[tuple[tuple[int, float], ...]]
+    """The likeliest (id, log-prob) of the same distribution, as many as the row asked for."""
+    broken: frozenset[int]
+    """Rows whose logits are not numbers: nothing was drawn for them."""
 
 
 def seed_key(seed: int) -> int:
@@ -55,31 +76,81 @@ def uniform(key: int, position: int) -> float:
 
 
 def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
-    """Draw one token per row of fp32 logits.
+    """Draw one token per row of fp32 logits. A row that is not finite harms no other."""
+    if not can_draw(logits_NV):
+        return _sample_in_torch(logits_NV, draws)
+    # Row by row the same way whatever the others ask for: a batch must not change a row's bits.
+    sampled = _draw_native(logits_NV, draws)
+    special = [
+        i for i, d in enumerate(draws) if i not in sampled.broken and (d.is_truncated or d.num_top)
+    ]
+    if special:
+        part = _sample_in_torch(logits_NV[torch.tensor(special)], [draws[i] for i in special])
+        for i, token, logprob, top in zip(special, *part[:3], strict=True):
+            sampled.tops[i] = top
+            if draws[i].is_truncated:
+                sampled.tokens[i], sampled.logprobs[i] = token, logprob
+    return sampled
 
-    Raises:
-        FloatingPointError: if a row has no finite maximum; the weights are broken.
-    """
-    temperature_N = torch.tensor([d.temperature or 1.0 for d in draws])
-    scaled_NV = logits_NV
+
+def _draw_native(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
+    uniforms = [-1.0 if d.temperature == 0.0 else d.uniform for d in draws]
+    divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])
+    drawn = kernel.draw(logits_NV, divisor_N, torch.tensor(uniforms, dtype=torch.float64))
+    tokens, logprobs = drawn.tokens_N.tolist(), drawn.logprobs_N.tolist()
+    broken = frozenset(i for i, logprob in enumerate(logprobs) if math.isnan(logprob))
+    return Sampled(tokens, logprobs, [()] * len(draws), broken)
+
+
+def _sample_in_torch(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
+    max_N, argmax_N = logits_NV.max(dim=-1)
+    finite_N = torch.isfinite(max_N)
+    broken: frozenset[int] = frozenset()
+    if not bool(finite_N.all()):
+        broken = frozenset((~finite_N).nonzero()[:, 0].tolist())
+        logits_NV = logits_NV.masked_fill(~finite_N[:, None], 0.0)
+        max_N, argmax_N = logits_NV.max(dim=-1)
+    divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])
+    # Differences first: no temperature, tiny or huge, can overflow what has any weight.
+    weight_NV = logits_NV - max_N[:, None]
     if any(d.temperature not in (0.0, 1.0) for d in draws):
-        scaled_NV = logits_NV / temperature_N[:, None]
-    max_N, argmax_N = scaled_NV.max(dim=-1)
-    if not bool(torch.isfinite(max_N).all()):
-        raise FloatingPointError("logits are not finite: the served weights are broken")
-    weight_NV = (scaled_NV - max_N[:, None]).exp_()
+        weight_NV /= divisor_N[:, None]
+    weight_NV.exp_()
     cumulative_NB, blocks_NBK = _block_sums(weight_NV)
     total_N = cumulative_NB[:, -1]
     uniform_N = torch.tensor([d.uniform for d in draws], dtype=torch.float64)
     tokens_N = _invert(blocks_NBK, cumulative_NB, uniform_N * total_N)
     greedy = torch.tensor([d.temperature == 0.0 for d in draws])
     tokens_N = torch.where(greedy, argmax_N, tokens_N)
-    chosen_N = scaled_NV.gather(1, tokens_N[:, None])[:, 0]
-    logprobs_N = (chosen_N.double() - max_N.double()) - total_N.log()
+    chosen_N = logits_NV.gather(1, tokens_N[:, None])[:, 0]
+    logprobs_N = (chosen_N.double() - max_N.double()) / divisor_N - total_N.log()
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(draws)
     for row, draw in enumerate(draws):
-        if draw.top_p < 1.0 and draw.temperature > 0.0:
-            tokens_N[row], logprobs_N[row] = _nucleus(weight_NV[row], total_N[row], draw)
-    return Sampled(tokens_N.tolist(), logprobs_N.tolist())
+        if row in broken or not (draw.is_truncated or draw.num_top):
+            continue
+        kept = _kept(weight_NV[row], total_N[row], draw)
+        if draw.is_truncated:
+            pick = kept.pick(draw.uniform)
+            tokens_N[row], logprobs_N[row] = kept.ids_K[pick], kept.logprobs()[pick]
+        tops[row] = _pairs(kept, draw.num_top)
+    return Sampled(tokens_N.tolist(), logprobs_N.tolist(), tops, broken)
+
+
+def _divisor(temperature: float) -> float:
+    """What logits are divided by, within what fp32 can hold."""
+    return min(max(temperature, _LEAST), 1.0 / _LEAST) if temperature > 0.0 else 1.0
+
+
+def _kept(weight_V: Tensor, total: Tensor, draw: Draw) -> Kept:
+    if draw.is_truncated:
+        return truncate(weight_V, total, top_k=draw.top_k, min_p=draw.min_p, top_p=draw.top_p)
+    values_K, ids_K = weight_V.topk(min(draw.num_top, weight_V.shape[0]))
+    return Kept(ids_K, values_K.double(), total)
+
+
+def _pairs(kept: Kept, number: int) -> tuple[tuple[int, float], ...]:
+    pairs = zip(kept.ids_K[:number].tolist(), kept.logprobs()[:number].tolist(), strict=True)
+    return tuple((token, logprob) for token, logprob in pairs if logprob > -math.inf)
 
 
 def _block_sums(weight_NV: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,19 +181,3 @@ def _search(weight_NK: Tensor, target_N: Tensor) -> Tensor:
     below_N = torch.nextafter(cumulative_NK[:, -1], torch.zeros((), dtype=torch.float64))
     target_N = torch.minimum(target_N.clamp_min(0.0), below_N)
     return torch.searchsorted(cumulative_NK, target_N[:, None], right=True)[:, 0]
-
-
-def _nucleus(weight_V: Tensor, total: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
-    """Sample from the smallest set of tokens with mass >= top_p (Holtzman et al. 2020)."""
-    wanted = total * draw.top_p
-    num_candidates = min(_NUCLEUS_CANDIDATES, weight_V.shape[0])
-    values_K, ids_K = weight_V.topk(num_candidates)
-    cumulative_K = values_K.double().cumsum(0)
-    if bool(cumulative_K[-1] < wanted):
-        values_K, ids_K = weight_V.sort(descending=True, stable=True)
-        cumulative_K = values_K.double().cumsum(0)
-    kept = int((cumulative_K < wanted).sum()) + 1
-    kept = min(kept, len(values_K))
-    values_K, mass = values_K[:kept].double(), cumulative_K[kept - 1]
-    pick = _search(values_K[None], (mass * draw.uniform)[None])[0]
-    return ids_K[pick], (values_K[pick] / mass).log()

@@ -4,15 +4,19 @@ One function serves both sides. The engine calls it on the weights that it sampl
 trainer's side calls `reference_score`, which loads the trainer's weights into a fresh served model
 and takes the same path through the same operators, so identical weights give identical bits.
 
-Shapes: T tokens, V vocabulary.
+Shapes: T tokens, N rows, E hidden width, V vocabulary.
 """
 
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
 from burnish.model.decoder import Decoder
-from burnish.rollout.engine.cache_attention import CachedAttend, PagedCache, Span
+from burnish.model.kernels.draw import can_draw, given_logprobs
+from burnish.rollout.engine.cache.opening import open_cache
+from burnish.rollout.engine.cache.step import Span
+from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
 from burnish.rollout.engine.weights import ServedModel
 
 # The head's output for this many tokens at a time: 64 x 49152 fp32 are 12 MB.
@@ -27,20 +31,30 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
     if not token_ids:
         return ()
     num_pages = -(-len(token_ids) // page_size)
-    cache = PagedCache(model.config, num_pages, page_size, model.dtype)
-    span = Span(range(num_pages), 0, len(token_ids))
+    cache = open_cache(CacheShape(model.config, num_pages, page_size, model.dtype))
+    step = cache.step([Span(range(num_pages), 0, len(token_ids))])
     with torch.inference_mode():
         ids_T = torch.tensor(token_ids)
-        hidden_TE = model.hidden(
-            ids_T, torch.arange(len(token_ids)), CachedAttend(cache, [span], 0)
-        )
-        logprobs = [0.0]
-        for start in range(0, len(token_ids) - 1, _HEAD_ROWS):
-            end = min(start + _HEAD_ROWS, len(token_ids) - 1)
-            logits_NV = model.logits(hidden_TE[start:end])
-            chosen = logits_NV.gather(1, ids_T[start + 1 : end + 1, None])[:, 0]
-            logprobs += (chosen.double() - logits_NV.double().logsumexp(-1)).tolist()
-    return tuple(logprobs)
+        hidden_TE = model.hidden(ids_T, torch.arange(len(token_ids)), StepAttend(cache, step))
+        logprobs = logprobs_of(model, hidden_TE[:-1], ids_T[1:])
+    return (0.0, *logprobs)
+
+
+def logprobs_of(model: ServedModel, hidden_NE: Tensor, targets_N: Tensor) -> list[float]:
+    """Log-prob at temperature 1 of a given next token for each hidden state."""
+    logprobs: list[float] = []
+    for start in range(0, len(targets_N), _HEAD_ROWS):
+        logits_NV = model.logits(hidden_NE[start : start + _HEAD_ROWS])
+        logprobs += _given(logits_NV, targets_N[start : start + _HEAD_ROWS]).tolist()
+    return logprobs
+
+
+def _given(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
+    """Log-prob of one token per row at temperature 1, fp64: the bits of drawing it."""
+    if can_draw(logits_NV):
+        return given_logprobs(logits_NV, ids_N, torch.ones(len(ids_N)))
+    chosen = logits_NV.gather(1, ids_N[:, None])[:, 0]
+    return chosen.double() - logits_NV.double().logsumexp(-1)
 
 
 def reference_score(

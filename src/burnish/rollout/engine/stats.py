@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from burnish.rollout.engine.histogram import Histogram
+
 
 class EngineStats(NamedTuple):
     """A snapshot; counters are totals since the start."""
@@ -22,11 +24,36 @@ class EngineStats(NamedTuple):
     """Prompt tokens found in the prefix index."""
     num_preemptions: int
     """Sequences that had to give their pages back."""
+    num_swaps: int
+    """Of these, those whose pages went to host memory."""
+    num_failed: int
+    """Requests that ended with a failure of their own."""
     num_outstanding: int
     """Requests not answered yet."""
     num_running: int
-    """Of these, sequences that hold pages."""
+    """Of these, sequences in the batch."""
+    num_waiting: int
+    """Of these, sequences that wait for a place in it."""
     free_pages: int
     """Pages that can be handed out."""
     num_pages: int
     """All pages."""
+    saved_bytes: int
+    """Host memory that holds pages of preempted sequences."""
+    queue: Histogram
+    """From arrival to the first forward."""
+    first_token: Histogram
+    """From arrival to the first sampled token."""
+    inter_token: Histogram
+    """Between two tokens of one request."""
+
+    @property
+    def used_page_ratio(self) -> float:
+        """Share of the pages that sequences or pins hold, in [0, 1]."""
+        return 1.0 - self.free_pages / self.num_pages
+
+    @property
+    def prefix_hit_ratio(self) -> float:
+        """Share of prompt tokens that did not have to be computed, in [0, 1]."""
+        prompt = self.cached_tokens + self.prompt_tokens
+        return self.cached_tokens / prompt if prompt else 0.0

@@ -8,6 +8,10 @@ from torch import Tensor, nn
 from burnish.core.errors import UserError
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Attend, Decoder
+from burnish.model.kernels.exact import refuse_inexact
+from burnish.model.kernels.library import kernels
+from burnish.model.kernels.matrix import all_finite
+from burnish.model.kernels.native_decoder import NativeDecoder, native_problem
 from burnish.model.rope import inverse_frequencies
 from burnish.rollout.engine.linear import PackedLinear
 
@@ -15,19 +19,35 @@ _PACKED = ("qkv", "output", "gate_up", "down")
 
 
 class ServedModel:
-    """A decoder for inference in `dtype`, with packed matrices and a head in fp32.
+    """A decoder for inference in `dtype`, with packed matrices and logits in fp32.
+
+    bf16 on a CPU with kernels of ours runs on those; else PyTorch's operators do the work.
 
     Shapes: T tokens, E hidden width, N selected tokens, V vocabulary.
     """
 
     def __init__(
-        self, config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        state: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        *,
+        exact: bool = False,
     ) -> None:
         """Copy `state`, named as `Decoder.state_dict()`.
 
+        Args:
+            config: shape of the model.
+            state: weights, in any floating-point type.
+            dtype: to compute in.
+            exact: a token's bits may depend on nothing but the tokens before it.
+
         Raises:
-            UserError: if the state does not fit the configuration or is not finite.
+            UserError: if the state does not fit the configuration or is not finite, or this machine
+                cannot be exact.
         """
+        if exact:
+            refuse_inexact(config, dtype)
         self.config, self.dtype = config, dtype
         with torch.device("meta"):
             self._decoder = Decoder(config)
@@ -37,12 +57,22 @@ class ServedModel:
         self._decoder.requires_grad_(requires_grad=False)
         self._decoder.inv_freq = inverse_frequencies(config)
         self._head: PackedLinear | None = None
+        self._native: NativeDecoder | None = None
+        self._use_native = dtype is torch.bfloat16 and native_problem(config) is None
+        if kernels().prefers_onednn and not exact:
+            self._use_native = False
         self.load(state)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Replace all weights by copies of `state`; on a UserError nothing has changed."""
         self.check(state)
         with torch.inference_mode():
+            if self._native is not None:
+                self._native.load(state)
+            elif self._use_native:
+                self._native = NativeDecoder(self.config, state)
+            if self._native is not None:
+                return
             plain = {name: state[name].detach().to(self.dtype) for name in self._shapes}
             for i, block in enumerate(self._decoder.blocks):
                 _fill_block(block, f"blocks.{i}.", plain)
@@ -71,8 +101,7 @@ class ServedModel:
                 raise UserError(
                     f"weight {name} has type {tensor.dtype}.", fix="publish floating-point weights."
                 )
-            low, high = torch.aminmax(tensor.detach())
-            if not (bool(torch.isfinite(low)) and bool(torch.isfinite(high))):
+            if not is_finite(tensor):
                 raise UserError(
                     f"weight {name} is not finite: refused, the old weights stay.",
                     fix="start a new run with a lower train.lr.",
@@ -80,14 +109,26 @@ class ServedModel:
 
     def hidden(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
         """Final hidden states [T, E]."""
+        if self._native is not None:
+            return self._native.hidden(ids_T, positions_T, attend)
         hidden: Tensor = self._decoder(ids_T, positions_T, attend)
         return hidden
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits [N, V] in fp32."""
+        if self._native is not None:
+            return self._native.logits(hidden_NE)
         assert self._head is not None
         logits: Tensor = self._head(hidden_NE.float())
         return logits
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no number is NaN or infinite."""
+    if tensor.dtype in (torch.bfloat16, torch.float32) and kernels().library is not None:
+        return all_finite(tensor)
+    low, high = torch.aminmax(tensor.detach())
+    return bool(torch.isfinite(low)) and bool(torch.isfinite(high))
 
 
 def _check_names(given: Iterable[str], wanted: Iterable[str]) -> None:

@@ -1,51 +1,28 @@
-"""The engine behind the `core.protocols.Engine` protocol: a thread around `EngineCore`.
-
-    any event loop --generate/score/update_weights--> inbox --> thread: calls, aborts, admit, step
-          ^                                                        |
-          '----------- future, set through its own loop -----------'
-
-The thread alone touches the core. Weight updates and scores run between two steps, or with a
-barrier between two waves. If a step raises, everything pending fails with one classified failure
-and the worker refuses further work: nothing hangs, and doubtful state never answers.
-"""
+"""The engine behind the `core.protocols.Engine` protocol: asynchronous, from any event loop."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
-from threading import Condition, Thread
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from burnish.core.clock import Clock, SystemClock
-from burnish.core.errors import ClassifiedFailure, UserError, boundary
-from burnish.core.records import Failure, GenerateRequest, Generation
-from burnish.core.vocabulary import FailureKind, StopReason
+from burnish.core.engines import EngineCapabilities
+from burnish.core.errors import UserError, boundary
+from burnish.core.records import GenerateRequest, Generation, GenerationDelta
+from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.engine import CoreLimits, EngineCore
-from burnish.rollout.engine.reply import Reply
-from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.capabilities import local_capabilities
+from burnish.rollout.engine.engine import EngineCore, Prepared
+from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.loop import EngineLoop
+from burnish.rollout.engine.reply import Reply, Stream
 from burnish.rollout.engine.stats import EngineStats
-
-_WHERE = "rollout.engine"
-
-
-class _Ticket:
-    """A request from its arrival to its answer."""
-
-    def __init__(self, request: GenerateRequest, reply: Reply[Generation]) -> None:
-        self.request, self.reply = request, reply
-        self.sequence: Sequence | None = None
-        self.is_aborted = False
-
-
-class _Call:
-    """Something to run on the thread between two steps."""
-
-    def __init__(self, run: Callable[[], Any], reply: Reply[Any]) -> None:
-        self.run, self.reply = run, reply
+from burnish.rollout.engine.stops import Decode
+from burnish.rollout.engine.ticket import Call, Ticket
 
 
 class EngineWorker:
@@ -63,6 +40,7 @@ class EngineWorker:
         barrier: Barrier | None = None,
         max_outstanding: int = 4096,
         clock: Clock | None = None,
+        decode: Decode | None = None,
     ) -> None:
         """Copy the weights and start the thread.
 
@@ -75,29 +53,25 @@ class EngineWorker:
             num_threads: torch threads for this thread's operators; None leaves torch's default.
             barrier: makes batches independent of the wall clock, see `Barrier`.
             max_outstanding: requests in flight beyond this many are refused.
-            clock: for the busy ratio.
+            clock: for latencies and the busy ratio.
+            decode: tokens to text; requests may have stop strings only with it.
 
         Raises:
             UserError: if the weights do not fit the configuration.
         """
-        self._core = EngineCore(config, state, version=version, dtype=dtype, limits=limits)
-        self._num_threads, self._barrier = num_threads, barrier
-        self._max_outstanding = max_outstanding
-        self._clock = clock or SystemClock()
-        self._started_s, self._busy_s = self._clock.now_s(), 0.0
-        self._wake = Condition()
-        self._inbox: list[_Ticket] = []
-        self._calls: list[_Call] = []
-        self._aborted: list[_Ticket] = []
-        self._outstanding: dict[str, _Ticket] = {}
-        self._active: dict[Sequence, _Ticket] = {}
-        self._failure: Failure | None = None
-        self._is_closing = False
-        self._quiet_seen = 0
-        if barrier is not None:
-            barrier.subscribe(self._notify)
-        self._thread = Thread(target=self._run, name="burnish-engine", daemon=True)
-        self._thread.start()
+        self._core = EngineCore(
+            config, state, version=version, dtype=dtype, limits=limits, decode=decode
+        )
+        self.capabilities: EngineCapabilities = local_capabilities(
+            config, can_decode=decode is not None
+        )
+        self._loop = EngineLoop(
+            self._core,
+            num_threads=num_threads,
+            barrier=barrier,
+            max_outstanding=max_outstanding,
+            clock=clock or SystemClock(),
+        )
 
     @property
     def weight_version(self) -> int:
@@ -109,245 +83,156 @@ class EngineWorker:
 
         Raises:
             UserError: if the request could never run.
-            ClassifiedFailure: of kind `infra`, if the engine failed, is closed or is overloaded.
+            ClassifiedFailure: of kind `infra`, if its logits are not finite, or the engine failed,
+                is closed or is overloaded.
         """
-        self._core.validate(request)
-        ticket = _Ticket(request, Reply(asyncio.get_running_loop()))
-        self._submit(ticket)
+        reply: Reply[Generation] = Reply(asyncio.get_running_loop())
+        ticket = self._submit(request, reply)
         try:
-            return await ticket.reply.future
+            return await reply.future
         except asyncio.CancelledError:
-            self._abort(ticket)
+            self._loop.abort(ticket)
             raise
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
+        """Sample one continuation, step by step; the last delta carries the whole of it.
+
+        Closing the iterator aborts the request. With a barrier there is one delta, at the end.
+
+        Raises:
+            UserError: if the request could never run.
+            ClassifiedFailure: as `generate` does.
+        """
+        stream = Stream(asyncio.get_running_loop())
+        ticket = self._submit(request, stream)
+        try:
+            is_over = False
+            while not is_over:
+                delta = await stream.next()
+                is_over = delta.generation is not None
+                yield delta
+        finally:
+            self._loop.abort(ticket)
 
     async def score(self, token_ids: Seq[int]) -> tuple[float, ...]:
         """Log-prob of each token given those before it, temperature 1; the first is 0.0.
 
         Raises:
-            UserError: if the tokens do not fit the model.
+            UserError: if the tokens do not fit the model, or it sleeps without weights.
             ClassifiedFailure: of kind `infra`, if the engine failed or is closed.
         """
         ids = tuple(token_ids)
         scores: tuple[float, ...] = await self._call(lambda: self._core.score(ids))
         return scores
 
-    async def update_weights(self, state: Mapping[str, Any], version: int) -> None:
-        """Swap weights between two steps; running requests go on over their old cache.
+    async def update_weights(
+        self, state: Mapping[str, Any], version: int, inflight: InFlight = InFlight.KEEP
+    ) -> None:
+        """Swap weights between two steps.
 
-        `state` must not change until this returns.
+        They are checked and packed beside the running batch, which stands still only for the swap;
+        until then both weights are in memory. `state` must not change until this returns.
 
         Raises:
             UserError: if the state cannot be served; the old weights stay.
             ClassifiedFailure: of kind `infra`, if the engine failed or is closed.
         """
-        await self._call(lambda: self._core.update_weights(state, version))
+        prepared = await self._prepare(state)
+        await self._call(
+            lambda: self._loop.deliver(self._core.update_weights(prepared, version, inflight))
+        )
+
+    async def pause(self) -> None:
+        """Stand still after the present step (with a barrier: wave). Idempotent."""
+        await self._call(lambda: self._set_paused(True))
+
+    async def resume(self) -> None:
+        """Go on after `pause`. Idempotent.
+
+        Raises:
+            UserError: if the engine sleeps.
+        """
+        await self._call(lambda: self._set_paused(False))
+
+    async def sleep(self, level: SleepLevel = SleepLevel.CACHE) -> None:
+        """Pause and give memory back. Requests keep their tokens and go on after `wake`."""
+
+        def run() -> None:
+            self._loop.is_paused = True
+            self._core.sleep(level)
+
+        await self._call(run)
+
+    async def wake(self, state: Mapping[str, Any] | None = None) -> None:
+        """Take memory again and go on; `state` must be the weights that were served.
+
+        Raises:
+            UserError: if weights are missing or are others; it sleeps on.
+        """
+        prepared = None if state is None else await self._prepare(state)
+
+        def run() -> None:
+            self._core.wake(prepared)
+            self._loop.is_paused = False
+
+        await self._call(run)
+
+    async def pin(self, prefix_ids: Seq[int]) -> int:
+        """Keep a prefix, such as a system prompt, in the cache from its first use on.
+
+        It survives weight updates (its pages are computed anew at the next use). Pins give way
+        only where a request could not run otherwise. Returns a number for `unpin`.
+        """
+        ids = tuple(prefix_ids)
+        number: int = await self._call(lambda: self._core.pin(ids))
+        return number
+
+    async def unpin(self, number: int) -> None:
+        """Leave a pinned prefix to eviction again."""
+        await self._call(lambda: self._core.unpin(number))
 
     async def close(self) -> None:
         """Answer what is pending as aborted, stop the thread and wait for it. Idempotent."""
-        with self._wake:
-            self._is_closing = True
-            self._wake.notify()
-        while self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+        while self._loop.is_alive:
+            await asyncio.to_thread(self._loop.join)
 
     def stats(self) -> EngineStats:
         """A snapshot."""
-        counters, core = self._core.counters, self._core
-        uptime_s = self._clock.now_s() - self._started_s
+        core, meter = self._core, self._loop.meter
+        counters, uptime_s, busy_s = core.counters, meter.uptime_s, meter.busy_s
         return EngineStats(
-            busy_ratio=self._busy_s / uptime_s if uptime_s > 0 else 0.0,
-            busy_s=self._busy_s,
-            tokens_per_busy_s=counters.sampled_tokens / self._busy_s if self._busy_s > 0 else 0.0,
-            num_steps=counters.num_steps,
-            sampled_tokens=counters.sampled_tokens,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            num_preemptions=counters.num_preemptions,
-            num_outstanding=len(self._outstanding),
+            busy_ratio=busy_s / uptime_s if uptime_s > 0 else 0.0,
+            busy_s=busy_s,
+            tokens_per_busy_s=counters.sampled_tokens / busy_s if busy_s > 0 else 0.0,
+            **counters._asdict(),
+            num_outstanding=self._loop.num_outstanding,
             num_running=core.num_running,
+            num_waiting=core.num_waiting,
             free_pages=core.free_pages,
             num_pages=core.limits.num_pages,
+            saved_bytes=core.saved_bytes,
+            queue=meter.queue.snapshot(),
+            first_token=meter.first_token.snapshot(),
+            inter_token=meter.inter_token.snapshot(),
         )
 
-    # Called from event loops.
+    def _submit(self, request: GenerateRequest, sink: Reply[Generation] | Stream) -> Ticket:
+        self._core.validate(request)
+        ticket = Ticket(request, sink, self._loop.meter.now_s())
+        self._loop.submit(ticket)
+        return ticket
 
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify()
+    def _set_paused(self, paused: bool) -> None:
+        if not paused and self._core.is_asleep:
+            raise UserError("the engine sleeps.", fix="wake it.")
+        self._loop.is_paused = paused
 
-    def _refuse_if_stopped(self) -> None:
-        if self._failure is not None:
-            raise ClassifiedFailure(self._failure)
-        if self._is_closing:
-            raise ClassifiedFailure(_infra("the engine is closed"))
-
-    def _submit(self, ticket: _Ticket) -> None:
-        request_id = ticket.request.request_id
-        with self._wake:
-            self._refuse_if_stopped()
-            if request_id in self._outstanding:
-                raise UserError(
-                    f"request id {request_id!r} is already in flight.", fix="use unique ids."
-                )
-            if len(self._outstanding) >= self._max_outstanding:
-                raise ClassifiedFailure(
-                    _infra(f"{self._max_outstanding} requests are already in flight")
-                )
-            if self._barrier is not None and len(self._inbox) >= self._barrier.num_live:
-                raise UserError(
-                    f"request {request_id!r} comes from no live episode.",
-                    fix="call Barrier.enter() before the episode generates, leave() after it.",
-                )
-            self._outstanding[request_id] = ticket
-            self._inbox.append(ticket)
-            self._wake.notify()
-
-    def _abort(self, ticket: _Ticket) -> None:
-        with self._wake:
-            ticket.is_aborted = True
-            if self._outstanding.get(ticket.request.request_id) is ticket:
-                del self._outstanding[ticket.request.request_id]
-            if ticket in self._inbox:
-                self._inbox.remove(ticket)
-            else:
-                self._aborted.append(ticket)
-            self._wake.notify()
+    async def _prepare(self, state: Mapping[str, Any]) -> Prepared:
+        with boundary(FailureKind.INFRA, "rollout.engine: packing weights"):
+            return await asyncio.to_thread(self._core.prepare, state)
 
     async def _call(self, run: Callable[[], Any]) -> Any:
-        call = _Call(run, Reply(asyncio.get_running_loop()))
-        with self._wake:
-            self._refuse_if_stopped()
-            self._calls.append(call)
-            self._wake.notify()
-        return await call.reply.future
-
-    # Called on the worker's thread only.
-
-    def _run(self) -> None:
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
-        failure = _infra("the engine's thread ended")
-        try:
-            with boundary(FailureKind.INFRA, _WHERE):
-                while self._turn():
-                    pass
-        except ClassifiedFailure as error:
-            failure = error.failure
-        finally:
-            self._stop(failure)
-
-    def _turn(self) -> bool:
-        """Wait for something to do, do one thing of each kind. False when closing."""
-        with self._wake:
-            self._wake.wait_for(self._is_awake)
-            if self._is_closing:
-                return False
-            calls, self._calls = self._calls, []
-            aborted, self._aborted = self._aborted, []
-            arrived = self._inbox if self._is_wave_ready() else []
-            if arrived:
-                self._inbox = []
-        start_s = self._clock.now_s()
-        for call in calls:
-            self._execute(call)
-        if self._barrier is None:
-            for ticket in aborted:
-                if ticket.sequence is not None and ticket.sequence in self._active:
-                    del self._active[ticket.sequence]
-                    self._core.abort(ticket.sequence)
-            self._start(arrived)
-            self._deliver(self._core.step())
-        elif arrived:
-            self._wave(sorted(arrived, key=lambda t: t.request.request_id))
-        self._busy_s += self._clock.now_s() - start_s
-        return True
-
-    def _is_awake(self) -> bool:
-        return (
-            self._is_closing
-            or bool(self._calls or self._aborted)
-            or self._core.has_work
-            or self._is_wave_ready()
-        )
-
-    def _is_wave_ready(self) -> bool:
-        if self._barrier is None:
-            return bool(self._inbox)
-        return 0 < len(self._inbox) == self._barrier.num_live
-
-    def _execute(self, call: _Call) -> None:
-        try:
-            value = call.run()
-        except UserError as error:
-            call.reply.fail(error)
-        except BaseException:
-            # The step loop is about to stop: this caller must hear of it as well.
-            self._calls.append(call)
-            raise
-        else:
-            call.reply.resolve(value)
-
-    def _start(self, tickets: list[_Ticket]) -> None:
-        for ticket in tickets:
-            if not ticket.is_aborted:
-                ticket.sequence = self._core.add(ticket.request)
-                self._active[ticket.sequence] = ticket
-
-    def _wave(self, tickets: list[_Ticket]) -> None:
-        """Run all to the end, then answer in order.
-
-        A request that is cancelled meanwhile runs on and its result is dropped: stopping it would
-        change the batch, and so the bits, of the others.
-        """
-        assert self._barrier is not None
-        if self._barrier.num_quiet != self._quiet_seen:
-            # What an earlier batch of episodes left in the index depends on history that a
-            # resumed run does not have.
-            self._quiet_seen = self._barrier.num_quiet
-            self._core.forget_prefixes()
-        self._start(tickets)
-        done: dict[Sequence, Generation] = {}
-        while self._core.has_work and not self._is_closing:
-            done.update(self._core.step())
-        self._deliver(
-            [(t.sequence, done[t.sequence]) for t in tickets if t.sequence and t.sequence in done]
-        )
-
-    def _deliver(self, ended: list[tuple[Sequence, Generation]]) -> None:
-        for sequence, generation in ended:
-            ticket = self._active.pop(sequence)
-            with self._wake:
-                if not ticket.is_aborted:
-                    del self._outstanding[ticket.request.request_id]
-            ticket.reply.resolve(generation)
-
-    def _stop(self, failure: Failure) -> None:
-        """Answer everything that is pending; the last act of the thread."""
-        with self._wake:
-            if not self._is_closing:
-                self._failure = failure
-            self._is_closing = True
-            tickets, calls = list(self._outstanding.values()), self._calls
-            self._outstanding, self._inbox, self._calls = {}, [], []
-        for ticket in tickets:
-            if self._failure is not None:
-                ticket.reply.fail(ClassifiedFailure(self._failure))
-                continue
-            generation = self._core.abort(ticket.sequence) if ticket.sequence else None
-            ticket.reply.resolve(generation or _nothing(ticket.request))
-        for call in calls:
-            call.reply.fail(ClassifiedFailure(self._failure or _infra("the engine is closed")))
-
-
-def _infra(message: str) -> Failure:
-    return Failure(kind=FailureKind.INFRA, where=_WHERE, message=message)
-
-
-def _nothing(request: GenerateRequest) -> Generation:
-    return Generation(
-        request_id=request.request_id,
-        token_ids=(),
-        logprobs=(),
-        weight_versions=(),
-        stop_reason=StopReason.ABORTED,
-    )
+        reply: Reply[Any] = Reply(asyncio.get_running_loop())
+        self._loop.call(Call(run, reply))
+        return await reply.future

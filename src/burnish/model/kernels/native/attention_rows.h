@@ -1,0 +1,249 @@
+/* All rows of some neighbouring tokens over the keys of one key/value head. */
+#pragma once
+#include "attention_pages.h"
+
+/* 2 ** x to 1e-7 by Taylor's series of degree 6 on [-0.5, 0.5]; exactly 1 at 0, exactly 0 at -inf,
+   NaN at NaN. */
+INLINE vec exp2_of(vec x) {
+    x = v_max(v_set(-160.0f), x);
+    vec whole = v_round(x), r = v_sub(x, whole);
+    vec p = v_set(1.5403530e-4f);
+    p = v_fma(p, r, v_set(1.33335581e-3f));
+    p = v_fma(p, r, v_set(9.61812911e-3f));
+    p = v_fma(p, r, v_set(5.55041087e-2f));
+    p = v_fma(p, r, v_set(2.40226507e-1f));
+    p = v_fma(p, r, v_set(6.93147181e-1f));
+    return v_scale2(v_fma(p, r, v_set(1.0f)), whole);
+}
+INLINE float exp2_one(float x) {
+    float all[LANES];
+    v_store(all, exp2_of(v_set(x)));
+    return all[0];
+}
+
+/* Up to four units of keys that exist, in order. */
+typedef struct {
+    int units;
+    int64_t first[BLOCK_UNITS];
+    const char *keys[BLOCK_UNITS * UNIT_VECS];
+    const char *values[BLOCK_UNITS];
+    /* From these keys and values to those of the next block, 0 if there is none. */
+    int64_t ahead[BLOCK_UNITS * UNIT_VECS], value_ahead[BLOCK_UNITS];
+    /* One-byte pages: widened copies and their scales. */
+    int scaled;
+    float key_scales[BLOCK_KEYS], value_scales[BLOCK_KEYS];
+} key_block;
+
+/* What a thread works in. */
+typedef struct {
+    uint32_t *queries;
+    float *tops, *sums, *accs;
+    float *part_tops, *part_sums, *part_accs;
+    bf16 *wide;
+} row_space;
+
+typedef struct {
+    const page_store *store;
+    const query_batch *batch;
+    const page_span *span;
+    const int32_t *table;
+    int64_t head, group, words;
+    /* Tokens of the span, and parts of their keys. */
+    int64_t from, to, part_from, part_to;
+    /* Place among the partial results, -1 if these rows are done in one piece. */
+    int64_t partial;
+} row_task;
+
+INLINE int64_t rows_of(const row_task *t) { return (t->to - t->from) * t->group; }
+INLINE int64_t position_of(const row_task *t, int64_t row) {
+    return t->span->start + t->from + row / t->group;
+}
+INLINE int64_t window_start(const page_span *span, int64_t position) {
+    int64_t low = span->window ? position - span->window + 1 : 0;
+    return low > 0 ? low : 0;
+}
+
+/* Point `block` at the units from key `start` that some row of the task may see. */
+INLINE void take_block(const row_task *t, int64_t start, bf16 *wide, key_block *block) {
+    const page_store *s = t->store;
+    int64_t low = window_start(t->span, t->span->start + t->from);
+    int64_t last = t->span->start + t->to - 1, written = t->span->start + t->span->count;
+    block->units = 0;
+    block->scaled = is_narrow(s->kind);
+    for (int64_t key = start; key < start + BLOCK_KEYS && key <= last; key += UNIT_KEYS) {
+        int64_t page = t->table[key / s->page_keys], offset = key % s->page_keys;
+        if (page < 0 || (key >= t->span->sink && key + UNIT_KEYS <= low)) continue;
+        int u = block->units++;
+        const char *keys = head_of(s, page, t->head) + offset / UNIT_KEYS * unit_bytes(s);
+        const char *values = keys + half_bytes(s);
+        block->first[u] = key;
+        if (block->scaled) {
+            const bf16 *scales = (const bf16 *)(head_of(s, page, t->head) + 2 * half_bytes(s));
+            bf16 *to = wide + u * 2 * UNIT_KEYS * s->width;
+            for (int64_t i = 0; i < UNIT_KEYS * s->width; i += 2 * UNIT_KEYS) {
+                widen_line((const uint8_t *)keys + i, to + i, (int)s->kind);
+                widen_line((const uint8_t *)values + i, to + UNIT_KEYS * s->width + i,
+                           (int)s->kind);
+            }
+            for (int i = 0; i < UNIT_KEYS; i++) {
+                int there = key + i < written;
+                block->key_scales[u * UNIT_KEYS + i] = there ? widened(scales[offset + i]) : 0;
+                block->value_scales[u * UNIT_KEYS + i] =
+                    there ? widened(scales[s->page_keys + offset + i]) : 0;
+            }
+            keys = (const char *)to, values = (const char *)(to + UNIT_KEYS * s->width);
+        }
+        int64_t further = 0, next = key + BLOCK_KEYS;
+        if (!block->scaled && next <= last && t->table[next / s->page_keys] >= 0)
+            further = head_of(s, t->table[next / s->page_keys], t->head) +
+                      next % s->page_keys / UNIT_KEYS * unit_bytes(s) - keys;
+        for (int v = 0; v < UNIT_VECS; v++) {
+            block->keys[u * UNIT_VECS + v] = keys + v * LANES * 4;
+            block->ahead[u * UNIT_VECS + v] = further;
+        }
+        block->values[u] = values;
+        block->value_ahead[u] = further;
+    }
+}
+
+/* Scores of one row to weights; returns by how much what was summed before fades. */
+INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t position,
+                   float *scores, uint32_t *weights, float *top, float *sums, int wide) {
+    const page_span *span = t->span;
+    int64_t low = window_start(span, position);
+    vec factor = v_set(t->batch->scale * 1.44269504f), most = v_set(-INFINITY);
+    for (int u = 0; u < units; u++) {
+        float *s = scores + u * UNIT_KEYS;
+        for (int v = 0; v < UNIT_KEYS; v += LANES) {
+            vec x = v_mul(v_load(s + v), factor);
+            if (block->scaled) x = v_mul(x, v_load(block->key_scales + u * UNIT_KEYS + v));
+            v_store(s + v, x);
+        }
+        int64_t first = block->first[u];
+        if (first + UNIT_KEYS - 1 > position || first < low)
+            for (int i = 0; i < UNIT_KEYS; i++) {
+                int64_t key = first + i;
+                int seen = (key <= position) & ((key >= low) | (key < span->sink));
+                s[i] = seen ? s[i] : -INFINITY;
+            }
+        for (int v = 0; v < UNIT_KEYS; v += LANES) most = v_max(most, v_load(s + v));
+    }
+    float here = v_largest(most), before = *top, now = here > before ? here : before;
+    float base = now == -INFINITY ? 0.0f : now;
+    vec down = v_set(base), total = v_load(sums);
+    float fade = before == now ? 1.0f : exp2_one(before - base);
+    total = v_mul(total, v_set(fade));
+    for (int u = 0; u < units; u++)
+        for (int v = 0; v < UNIT_KEYS; v += LANES) {
+            int i = u * UNIT_KEYS + v;
+            vec p = exp2_of(v_sub(v_load(scores + i), down));
+            total = v_add(total, p);
+            if (block->scaled) p = v_mul(p, v_load(block->value_scales + i));
+            if (wide) v_store((float *)weights + i, p);
+            else store_weights((bf16 *)weights + i, p);
+        }
+    v_store(sums, total);
+    *top = now;
+    return fade;
+}
+
+/* Add a block to `count` rows from `row`. */
+INLINE void add_block(const row_task *t, const key_block *block, int64_t row, int count,
+                      const row_space *w, int wide) {
+    const int64_t width = t->store->width, last = position_of(t, row + count - 1);
+    int units = 0;
+    while (units < block->units && block->first[units] <= last) units++;
+    if (!units) return;
+    float scores[TILE_ROWS * BLOCK_KEYS] __attribute__((aligned(64)));
+    uint32_t weights[TILE_ROWS * BLOCK_KEYS] __attribute__((aligned(64)));
+    float fade[TILE_ROWS];
+    const uint32_t *queries = w->queries + row * t->words;
+    for (int v = 0; v < units * UNIT_VECS; v += TILE_VECS) {
+        int left = units * UNIT_VECS - v;
+        score_rows(count, left < TILE_VECS ? left : TILE_VECS, t->words, queries, t->words,
+                   block->keys + v, block->ahead + v, scores + v * LANES, wide);
+    }
+    for (int r = 0; r < count; r++)
+        fade[r] = weigh(t, block, units, position_of(t, row + r), scores + r * BLOCK_KEYS,
+                        weights + r * BLOCK_KEYS, w->tops + row + r, w->sums + (row + r) * LANES,
+                        wide);
+    int64_t in_last = last + 1 - block->first[units - 1];
+    int64_t keys = (units - 1) * UNIT_KEYS + (in_last < UNIT_KEYS ? in_last : UNIT_KEYS);
+    int64_t steps = wide ? keys : (keys + 1) / 2;
+    for (int64_t column = 0; column < width; column += TILE_VECS * LANES) {
+        const char *values[BLOCK_UNITS];
+        for (int u = 0; u < units; u++) values[u] = block->values[u] + column * 4;
+        int64_t left = (width - column) / LANES;
+        mix_rows(count, left < TILE_VECS ? (int)left : TILE_VECS, steps, weights, values,
+                 block->value_ahead, width * 4, fade, w->accs + row * width + column, width, wide);
+    }
+}
+
+/* One part of the keys for all rows of the task, from nothing. */
+INLINE void run_part(const row_task *t, int64_t part, const row_space *w, int wide) {
+    int64_t rows = rows_of(t), width = t->store->width;
+    for (int64_t r = 0; r < rows; r++) w->tops[r] = -INFINITY;
+    memset(w->sums, 0, sizeof(float) * (size_t)(rows * LANES));
+    memset(w->accs, 0, sizeof(float) * (size_t)(rows * width));
+    int64_t end = t->span->start + t->to, stop = (part + 1) * PART_KEYS;
+    if (end > stop) end = stop;
+    int64_t low = window_start(t->span, t->span->start + t->from) / BLOCK_KEYS * BLOCK_KEYS;
+    for (int64_t start = part * PART_KEYS; start < end; start += BLOCK_KEYS) {
+        if (start >= t->span->sink && start < low) start = low;
+        if (start >= end) break;
+        key_block block;
+        take_block(t, start, w->wide, &block);
+        for (int64_t row = 0; row < rows; row += TILE_ROWS)
+            add_block(t, &block, row, rows - row < TILE_ROWS ? (int)(rows - row) : TILE_ROWS, w,
+                      wide);
+    }
+}
+
+/* Merge a part into what came before it; `first` of all that saw any key is copied. */
+INLINE void merge_row(int64_t width, float top, const float *sums, const float *acc,
+                      float *all_top, float *all_sums, float *all_acc) {
+    if (top == -INFINITY) return;
+    if (*all_top == -INFINITY) {
+        *all_top = top;
+        memcpy(all_sums, sums, sizeof(float) * LANES);
+        memcpy(all_acc, acc, sizeof(float) * (size_t)width);
+        return;
+    }
+    float now = top > *all_top ? top : *all_top;
+    vec old = v_set(exp2_one(*all_top - now)), new = v_set(exp2_one(top - now));
+    v_store(all_sums, v_fma(v_load(sums), new, v_mul(v_load(all_sums), old)));
+    for (int64_t i = 0; i < width; i += LANES)
+        v_store(all_acc + i, v_fma(v_load(acc + i), new, v_mul(v_load(all_acc + i), old)));
+    *all_top = now;
+}
+
+INLINE void finish_row(const row_task *t, int64_t row, const float *sums, const float *acc) {
+    int64_t width = t->store->width;
+    int64_t token = t->span->first + t->from + row / t->group;
+    int64_t head = t->head * t->group + row % t->group;
+    int64_t at = (token * t->batch->heads + head) * width;
+    vec total = v_set(v_sum(v_load(sums)));
+    for (int64_t i = 0; i < width; i += LANES) {
+        vec x = v_div(v_load(acc + i), total);
+        if (t->batch->is_f32) v_store((float *)t->batch->out + at + i, x);
+        else v_store_bf16((bf16 *)t->batch->out + at + i, x);
+    }
+}
+
+/* Queries of the task's rows, one after the other, in the numbers of the products. */
+INLINE void take_queries(const row_task *t, uint32_t *to, int wide) {
+    int64_t rows = rows_of(t), width = t->store->width;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t token = t->span->first + t->from + row / t->group;
+        int64_t head = t->head * t->group + row % t->group;
+        int64_t at = (token * t->batch->heads + head) * width;
+        uint32_t *words = to + row * t->words;
+        if (!t->batch->is_f32)
+            memcpy(words, (const bf16 *)t->batch->queries + at, (size_t)width * 2);
+        else if (wide)
+            memcpy(words, (const float *)t->batch->queries + at, (size_t)width * 4);
+        else
+            for (int64_t i = 0; i < width; i++)
+                ((bf16 *)words)[i] = narrowed(((const float *)t->batch->queries)[at + i]);
+    }
+}

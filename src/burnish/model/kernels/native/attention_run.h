@@ -1,0 +1,203 @@
+/* The exported functions: cutting a step into tasks and sharing them among threads. */
+#pragma once
+#include <omp.h>
+#include <stdlib.h>
+
+#include "attention_rows.h"
+
+/* Rows of one task: enough to use each block of keys many times while it is in the cache. */
+enum { TASK_ROWS = 96, TASKS_PER_THREAD = 4 };
+
+void FOR_ISA(write_pages)(const page_store *store, const int64_t *slots, int64_t tokens,
+                          const void *keys, int64_t key_stride, const void *values,
+                          int64_t value_stride, int64_t is_f32, int num_threads) {
+    int64_t bytes = is_f32 ? 4 : 2, width = store->width;
+    /* By head: neighbouring tokens share words. */
+#pragma omp parallel for num_threads(num_threads) if (tokens * width > 4096)
+    for (int64_t head = 0; head < store->heads; head++)
+        for (int64_t i = 0; i < tokens; i++)
+            put_token(store, slots[i], head,
+                      (const char *)keys + (i * key_stride + head * width) * bytes,
+                      (const char *)values + (i * value_stride + head * width) * bytes,
+                      (int)is_f32);
+}
+
+INLINE int64_t tokens_of_task(int64_t group) {
+    return group < TASK_ROWS ? TASK_ROWS / group : 1;
+}
+INLINE int64_t parts_of(const page_span *span) {
+    return (span->start + span->count + PART_KEYS - 1) / PART_KEYS;
+}
+
+/* Tasks of all spans, written to `tasks` if it is not NULL; how many, and in `num_partial` how many
+   rows x parts are merged later. A span is cut by parts if there are too few tasks otherwise. */
+static int64_t plan_tasks(const page_store *store, const query_batch *batch,
+                          const page_span *spans, int64_t num_spans, const int32_t *tables,
+                          int by_parts, row_task *tasks, int64_t *num_partial) {
+    int64_t group = batch->heads / store->heads, step = tokens_of_task(group), num = 0;
+    *num_partial = 0;
+    for (int64_t i = 0; i < num_spans; i++) {
+        const page_span *span = spans + i;
+        int64_t parts = parts_of(span);
+        int cut = by_parts && span->count <= step && parts > 1;
+        /* The last tokens see most keys: they start first. */
+        for (int64_t to = span->count; to > 0; to -= step)
+            for (int64_t head = 0; head < store->heads; head++)
+                for (int64_t part = 0; part < (cut ? parts : 1); part++) {
+                    int64_t from = to > step ? to - step : 0;
+                    int64_t seen = (span->start + to + PART_KEYS - 1) / PART_KEYS;
+                    row_task t = {store, batch, span, tables + span->table, head, group,
+                                  store->width / (store->kind == PAGE_F32 ? 1 : 2), from, to,
+                                  cut ? part : 0, cut ? part + 1 : seen, -1};
+                    if (cut) {
+                        t.partial = *num_partial;
+                        *num_partial += rows_of(&t);
+                    }
+                    if (tasks) tasks[num] = t;
+                    num++;
+                }
+    }
+    return num;
+}
+
+INLINE int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* Cut `memory` into a thread's space; returns its size. */
+static int64_t lay_out(char *memory, const page_store *store, int64_t rows, row_space *space) {
+    int64_t row = rows * 4, lanes = rows * LANES * 4, wide = rows * store->width * 4;
+    int64_t copies = is_narrow(store->kind) ? 2 * BLOCK_KEYS * store->width * 2 : 0;
+    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, copies}, at[9] = {0};
+    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + aligned(sizes[i]);
+    *space = (row_space){(uint32_t *)(memory + at[0]), (float *)(memory + at[1]),
+                         (float *)(memory + at[2]),    (float *)(memory + at[3]),
+                         (float *)(memory + at[4]),    (float *)(memory + at[5]),
+                         (float *)(memory + at[6]),    (bf16 *)(memory + at[7])};
+    return at[8];
+}
+
+/* `partials` holds, per row, LANES sums, `width` numbers and the top. */
+INLINE int64_t partial_floats(const page_store *store) { return LANES + store->width + LANES; }
+
+INLINE void run_task(const row_task *t, const row_space *w, float *partials, int wide) {
+    int64_t rows = rows_of(t), width = t->store->width;
+    row_space part = *w;
+    part.tops = w->part_tops, part.sums = w->part_sums, part.accs = w->part_accs;
+    take_queries(t, w->queries, wide);
+    for (int64_t r = 0; r < rows; r++) w->tops[r] = -INFINITY;
+    /* Rows that see no key at all divide zero by zero. */
+    memset(w->sums, 0, sizeof(float) * (size_t)(rows * LANES));
+    memset(w->accs, 0, sizeof(float) * (size_t)(rows * width));
+    for (int64_t p = t->part_from; p < t->part_to; p++) {
+        run_part(t, p, &part, wide);
+        for (int64_t r = 0; r < rows; r++)
+            merge_row(width, part.tops[r], part.sums + r * LANES, part.accs + r * width,
+                      w->tops + r, w->sums + r * LANES, w->accs + r * width);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        if (t->partial < 0) {
+            finish_row(t, r, w->sums + r * LANES, w->accs + r * width);
+            continue;
+        }
+        float *to = partials + (t->partial + r) * partial_floats(t->store);
+        memcpy(to, w->sums + r * LANES, sizeof(float) * LANES);
+        memcpy(to + LANES, w->accs + r * width, sizeof(float) * (size_t)width);
+        to[LANES + width] = w->tops[r];
+    }
+}
+
+/* Put together the parts of the rows of the task `t`, which is the first of its parts. */
+static void merge_parts(const row_task *t, const float *partials, const row_space *w) {
+    int64_t rows = rows_of(t), width = t->store->width, floats = partial_floats(t->store);
+    int64_t parts = parts_of(t->span);
+    for (int64_t r = 0; r < rows; r++) {
+        w->tops[0] = -INFINITY;
+        memset(w->sums, 0, sizeof(float) * LANES);
+        memset(w->accs, 0, sizeof(float) * (size_t)width);
+        for (int64_t p = 0; p < parts; p++) {
+            const float *from = partials + (t->partial + p * rows + r) * floats;
+            merge_row(width, from[LANES + width], from, from + LANES, w->tops, w->sums, w->accs);
+        }
+        finish_row(t, r, w->sums, w->accs);
+    }
+}
+
+static void run_tasks(const row_task *tasks, int64_t num, float *partials, char *spaces,
+                      int64_t space_bytes, int64_t rows, int wide, int num_threads) {
+    const page_store *store = tasks->store;
+    int64_t next = 0;
+#pragma omp parallel num_threads(num_threads)
+    {
+        row_space w;
+        int64_t mine;
+        lay_out(spaces + omp_get_thread_num() * space_bytes, store, rows, &w);
+        for (;;) {
+#pragma omp atomic capture
+            mine = next++;
+            if (mine >= num) break;
+            if (wide) run_task(tasks + mine, &w, partials, 1);
+            else run_task(tasks + mine, &w, partials, 0);
+        }
+#pragma omp barrier
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < num; i++)
+            if (tasks[i].partial >= 0 && tasks[i].part_from == 0)
+                merge_parts(tasks + i, partials, &w);
+    }
+}
+
+int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
+                          const page_span *spans, int64_t num_spans, const int32_t *tables,
+                          int num_threads) {
+    int64_t group = batch->heads / store->heads, num_partial;
+    int64_t num = plan_tasks(store, batch, spans, num_spans, tables, 0, NULL, &num_partial);
+    int by_parts = num < TASKS_PER_THREAD * num_threads;
+    num = plan_tasks(store, batch, spans, num_spans, tables, by_parts, NULL, &num_partial);
+    if (!num) return 0;
+    int64_t most = 0, rows;
+    for (int64_t i = 0; i < num_spans; i++) most = spans[i].count > most ? spans[i].count : most;
+    if (most > tokens_of_task(group)) most = tokens_of_task(group);
+    rows = most * group;
+    row_space unused;
+    int64_t space = lay_out(NULL, store, rows, &unused);
+    int64_t partial_bytes = aligned(num_partial * partial_floats(store) * 4);
+    row_task *tasks = malloc(sizeof(row_task) * (size_t)num);
+    char *memory = aligned_alloc(64, (size_t)(space * num_threads + partial_bytes));
+    if (tasks && memory) {
+        plan_tasks(store, batch, spans, num_spans, tables, by_parts, tasks, &num_partial);
+        run_tasks(tasks, num, (float *)(memory + space * num_threads), memory, space, rows,
+                  store->kind == PAGE_F32, num_threads);
+    }
+    int failed = !tasks || !memory;
+    free(tasks);
+    free(memory);
+    return failed ? -1 : 0;
+}
+
+void FOR_ISA(bound_pages)(const page_store *store, const query_batch *batch,
+                          const int64_t *starts, int64_t tokens, const int32_t *tables,
+                          float *out, int64_t out_stride, int num_threads) {
+    int64_t group = batch->heads / store->heads, width = store->width;
+#pragma omp parallel for num_threads(num_threads) collapse(2) schedule(dynamic, 1)
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < batch->heads; head++) {
+            const int32_t *table = tables + starts[token];
+            int64_t pages = starts[token + 1] - starts[token];
+            int64_t at = (token * batch->heads + head) * width;
+            float *to = out + (token * batch->heads + head) * out_stride;
+            for (int64_t i = 0; i < pages; i++) {
+                if (table[i] < 0) {
+                    to[i] = -INFINITY;
+                    continue;
+                }
+                const bf16 *low = bounds_of(store, table[i], head / group), *high = low + width;
+                vec sum = v_zero();
+                for (int64_t d = 0; d < width; d += LANES) {
+                    vec q = batch->is_f32 ? v_load((const float *)batch->queries + at + d)
+                                          : v_load_bf16((const bf16 *)batch->queries + at + d);
+                    sum = v_add(sum, v_max(v_mul(q, v_load_bf16(low + d)),
+                                           v_mul(q, v_load_bf16(high + d))));
+                }
+                to[i] = v_sum(sum) * batch->scale;
+            }
+        }
+}

@@ -1,0 +1,161 @@
+"""The decoder's forward by the native kernels: two calls per layer around its attention.
+
+    embedding -> x -> [layer_begin -> attend -> layer_end] * layers -> norm -> hidden -> head
+
+Rounds to bf16 where `model.decoder.Decoder` does. A token's result depends on its own row and on
+what attention returns for it alone.
+
+Shapes: T tokens, E hidden width, H query heads, K key/value heads, D head width, N selected tokens,
+V vocabulary.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from burnish.model.config import ModelConfig
+from burnish.model.decoder import Attend, Decoder
+from burnish.model.kernels.library import function, kernels
+from burnish.model.kernels.matrix import MatrixView, PackedMatrix
+from burnish.model.kernels.norm import rms_norm
+from burnish.model.rope import inverse_frequencies
+
+_P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_MATRICES = ("qkv", "output", "gate_up", "down")
+_NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+
+
+class _LayerView(ctypes.Structure):
+    """`struct layer` of kernels.h."""
+
+    _fields_ = (
+        *((name, MatrixView) for name in _MATRICES),
+        *((name, ctypes.c_void_p) for name in _NORMS),
+        ("num_heads", ctypes.c_int64),
+        ("num_kv_heads", ctypes.c_int64),
+        ("head_width", ctypes.c_int64),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Scratch(NamedTuple):
+    """What a layer writes for itself, reused by the next."""
+
+    normed_TE: Tensor
+    qkv_T: Tensor
+    inner_T: Tensor
+
+
+class NativeDecoder:
+    """Packed bf16 weights of a decoder, and its forward; for one thread at a time."""
+
+    def __init__(self, config: ModelConfig, state: Mapping[str, Tensor]) -> None:
+        """Pack copies of `state`, bf16 or fp32, named as `Decoder.state_dict()`."""
+        assert kernels().library is not None
+        self.config, self._isa = config, kernels().isa
+        with torch.device("meta"):
+            # Only for its cosines and sines: the weights stay empty.
+            self._rope = Decoder(config)
+        self._rope.inv_freq = inverse_frequencies(config)
+        self._layers = [_Layer(config, state, i) for i in range(config.num_layers)]
+        self._embedding_VE = state["embedding.weight"].detach().to(torch.bfloat16, copy=True)
+        self._norm_E = state["norm.weight"].detach().to(torch.bfloat16, copy=True)
+        self._head = PackedMatrix(_head_of(state))
+        self._scratch = self._room(1)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Replace all weights in place."""
+        for layer in self._layers:
+            layer.load(state)
+        self._embedding_VE.copy_(state["embedding.weight"].detach())
+        self._norm_E.copy_(state["norm.weight"].detach())
+        self._head.fill(_head_of(state))
+
+    def hidden(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
+        """Final hidden states [T, E], normed. What `attend` gets is valid during its call only."""
+        c, rows, threads = self.config, len(ids_T), torch.get_num_threads()
+        if rows > len(self._scratch.qkv_T):
+            self._scratch = self._room(rows)
+        scratch = _Scratch(*(buffer[:rows] for buffer in self._scratch))
+        x_TE = self._embedding_VE.index_select(0, ids_T)
+        cos_TD, sin_TD = self._rope.rope(positions_T, torch.bfloat16)
+        heads = scratch.qkv_T.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        q, k, v = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)
+        begin = function("layer_begin", self._isa, _P, _P, _I, _P, _P, _P, _P, _C)
+        end = function("layer_end", self._isa, _P, _P, _I, _P, _P, _P, _C)
+        x, cosines, sines = x_TE.data_ptr(), cos_TD.data_ptr(), sin_TD.data_ptr()
+        normed, qkv, inner = (buffer.data_ptr() for buffer in scratch)
+        for i, layer in enumerate(self._layers):
+            begin(layer.address, x, rows, cosines, sines, normed, qkv, threads)
+            attended = attend(i, q, k, v)
+            if not attended.is_contiguous():
+                attended = attended.contiguous()
+            end(layer.address, x, rows, attended.data_ptr(), normed, inner, threads)
+        return rms_norm(x_TE, self._norm_E, c.rms_norm_eps)
+
+    def logits(self, hidden_NE: Tensor) -> Tensor:
+        """Logits [N, V] in fp32."""
+        return self._head.linear_fp32(hidden_NE)
+
+    def _room(self, rows: int) -> _Scratch:
+        c = self.config
+        widths = (
+            c.hidden_size,
+            (c.num_heads + 2 * c.num_kv_heads) * c.head_dim,
+            c.intermediate_size,
+        )
+        return _Scratch(*(torch.empty(rows, width, dtype=torch.bfloat16) for width in widths))
+
+
+class _Layer:
+    """Weights of one layer, and the structure that points to them."""
+
+    def __init__(self, config: ModelConfig, state: Mapping[str, Tensor], index: int) -> None:
+        self._prefix = f"blocks.{index}."
+        self._matrices = {
+            name: PackedMatrix(*self._find(state, name), gated=name == "gate_up")
+            for name in _MATRICES
+        }
+        self._norms = {
+            name: state[f"{self._prefix}{name}.weight"].detach().to(torch.bfloat16, copy=True)
+            for name in _NORMS
+            if f"{self._prefix}{name}.weight" in state
+        }
+        self._view = _LayerView(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_width=config.head_dim,
+            eps=config.rms_norm_eps,
+            **{name: matrix.view for name, matrix in self._matrices.items()},
+            **{name: norm.data_ptr() for name, norm in self._norms.items()},
+        )
+        self.address = ctypes.addressof(self._view)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, matrix in self._matrices.items():
+            matrix.fill(*self._find(state, name))
+        for name, norm in self._norms.items():
+            norm.copy_(state[f"{self._prefix}{name}.weight"].detach())
+
+    def _find(self, state: Mapping[str, Tensor], name: str) -> tuple[Tensor, Tensor | None]:
+        key = f"{self._prefix}{name}"
+        return state[f"{key}.weight"], state.get(f"{key}.bias")
+
+
+def native_problem(config: ModelConfig) -> str | None:
+    """Why the native forward cannot serve such a model; None if it can."""
+    found = kernels()
+    if found.library is None:
+        return found.problem or "BURNISH_KERNELS=torch"
+    # Rows of the activations follow each other without the pad that an odd width would need.
+    widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
+    if any(width % 2 for width in (*widths, config.head_dim)):
+        return f"a width of the model is odd: {widths}"
+    return None
+
+
+def _head_of(state: Mapping[str, Tensor]) -> Tensor:
+    return state["lm_head.weight" if "lm_head.weight" in state else "embedding.weight"]

@@ -1,0 +1,1 @@
+"""Keys and values of running sequences: where they are kept, and attention over them."""

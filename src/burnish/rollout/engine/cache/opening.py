@@ -1,0 +1,14 @@
+"""Which cache a machine and a model get."""
+
+from burnish.model.kernels.attention import attention_problem
+from burnish.rollout.engine.cache.gathered import GatheredCache
+from burnish.rollout.engine.cache.paired import PairedCache
+from burnish.rollout.engine.cache.storage import CacheShape, KvCache
+
+
+def open_cache(shape: CacheShape) -> KvCache:
+    """Native kernels where they can serve the model, PyTorch's operators elsewhere."""
+    config = shape.config
+    if attention_problem(config.head_dim, shape.page_size, shape.dtype) is None:
+        return PairedCache(shape)
+    return GatheredCache(shape)

@@ -1,0 +1,128 @@
+"""What the engine needs of a place for keys and values.
+
+Two exist: `paired.py` for the native kernels, `gathered.py` for PyTorch's operators. Pages are
+numbers; who owns which is the page pool's business.
+
+Shapes: T tokens, B rows, H query heads, K key/value heads, D head width, W pages of a row.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from burnish.core.vocabulary import KvDtype
+from burnish.model.config import ModelConfig
+from burnish.rollout.engine.cache.step import Span, Step, Visibility
+
+
+class CacheShape:
+    """Sizes and numbers of a cache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        *,
+        kv_dtype: KvDtype = KvDtype.MODEL,
+        sinks: int = 0,
+        with_bounds: bool = False,
+    ) -> None:
+        """Describe a cache.
+
+        Args:
+            config: the model; its sliding window is kept.
+            num_pages: pages in each layer.
+            page_size: tokens of a page.
+            dtype: numbers of the model.
+            kv_dtype: numbers of the cache.
+            sinks: first tokens that stay visible beyond a sliding window.
+            with_bounds: keep the least and greatest key of each page, for `KvCache.bound`.
+        """
+        self.config, self.num_pages, self.page_size = config, num_pages, page_size
+        self.dtype, self.kv_dtype, self.with_bounds = dtype, kv_dtype, with_bounds
+        self.visibility = Visibility(config.sliding_window, sinks)
+
+
+class KvCache(ABC):
+    """Keys and values of all layers, in pages."""
+
+    def __init__(self, shape: CacheShape) -> None:
+        """Keep the sizes; subclasses take the memory."""
+        self.shape, self.page_size = shape, shape.page_size
+
+    def step(self, spans: Seq[Span]) -> Step:
+        """Lay out one step over this cache; spans of one token each come first."""
+        return Step(spans, self.page_size, self.shape.visibility)
+
+    @abstractmethod
+    def write(self, layer: int, step: Step, k_TKD: Tensor, v_TKD: Tensor) -> None:
+        """Store the keys and values of the step's tokens."""
+
+    @abstractmethod
+    def attend(self, layer: int, q_THD: Tensor, step: Step) -> Tensor:
+        """Attention over what is stored, the step's own tokens included; [T, H, D]."""
+
+    @abstractmethod
+    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int]]) -> Tensor:
+        """Upper bounds on the scaled scores of each row's pages, fp32 [B, H, W].
+
+        Quest (Tang et al. 2024, eq. 2): the sum over d of max(q_d * least_d, q_d * greatest_d).
+        Padding and pages -1 have -inf. Only where the cache was made `with_bounds`.
+        """
+
+    @property
+    @abstractmethod
+    def stores(self) -> list[list[Tensor]]:
+        """Per layer, the tensors that hold it; pages are their first axis."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page in every layer."""
+        for tensors in self.stores:
+            for tensor in tensors:
+                tensor[target] = tensor[source]
+
+    def save_pages(self, pages: Seq[int]) -> list[list[Tensor]]:
+        """Copies of pages, as `load_pages` takes them: per layer, tensors [pages, ...]."""
+        index = torch.tensor(list(pages), dtype=torch.int64)
+        return [[tensor.index_select(0, index) for tensor in tensors] for tensors in self.stores]
+
+    def load_pages(self, saved: Seq[Seq[Tensor]], pages: Seq[int]) -> None:
+        """Put saved pages into these, in order, in a cache of the same kind and shape."""
+        index = torch.tensor(list(pages), dtype=torch.int64)
+        for tensors, copies in zip(self.stores, saved, strict=True):
+            for tensor, copy in zip(tensors, copies, strict=True):
+                tensor.index_copy_(0, index, copy)
+
+    def clear_pages(self, pages: Seq[int]) -> None:
+        """Zero them: what is masked may still be multiplied, so it must be finite."""
+        index = torch.tensor(list(pages), dtype=torch.int64)
+        for tensors in self.stores:
+            for tensor in tensors:
+                tensor.index_fill_(0, index, 0)
+
+    @property
+    def num_bytes_per_page(self) -> int:
+        """Bytes of one page in all layers."""
+        return sum(t[:1].numel() * t.element_size() for each in self.stores for t in each)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all pages, touched or not."""
+        return self.num_bytes_per_page * self.shape.num_pages
+
+
+class StepAttend:
+    """The decoder's `Attend` for one step: stores the new keys and values, then reads pages."""
+
+    def __init__(self, cache: KvCache, step: Step) -> None:
+        """Attention of `step` over `cache`."""
+        self._cache, self._step = cache, step
+
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """Attend in `layer`; returns [T, H, D]."""
+        self._cache.write(layer, self._step, k_TKD, v_TKD)
+        return self._cache.attend(layer, q_THD, self._step)

@@ -1,0 +1,110 @@
+"""Refuses requests that could never run, each with its value and its bound."""
+
+from typing import NamedTuple
+
+from burnish.core.errors import UserError
+from burnish.core.records import GenerateRequest, SamplingParams
+from burnish.model.config import ModelConfig
+from burnish.rollout.engine.limits import CoreLimits
+
+# More alternatives per token cost more to sort and to carry than they tell.
+MAX_TOP_LOGPROBS = 64
+
+
+class Bounds(NamedTuple):
+    """What requests must fit."""
+
+    config: ModelConfig
+    """Architecture."""
+    limits: CoreLimits
+    """Sizes of the engine."""
+    can_decode: bool
+    """Whether the engine can turn tokens into text."""
+
+    def max_length(self, request: GenerateRequest) -> int:
+        """Most tokens of prompt and continuation."""
+        wanted = len(request.prompt_ids) + request.params.max_tokens
+        return min(wanted, self.config.max_position_embeddings)
+
+
+def validate(request: GenerateRequest, bounds: Bounds) -> None:
+    """Refuse a request that could never run.
+
+    Raises:
+        UserError: naming the value and its bound.
+    """
+    where = f"request {request.request_id}:"
+    _check_prompt(request, bounds, where)
+    _check_params(request.params, where)
+    _check_features(request, bounds, where)
+    page_size = bounds.limits.page_size
+    needed = -(-bounds.max_length(request) // page_size)
+    if needed > bounds.limits.num_pages:
+        raise UserError(
+            f"{where} needs {needed} cache pages, the engine has {bounds.limits.num_pages}.",
+            fix=f"raise num_pages to {needed} or lower max_tokens.",
+        )
+
+
+def _check_prompt(request: GenerateRequest, bounds: Bounds, where: str) -> None:
+    length, context = len(request.prompt_ids), bounds.config.max_position_embeddings
+    only_scores = request.params.max_tokens == 0
+    if length == 0:
+        raise UserError(f"{where} the prompt is empty.", fix="give at least one token.")
+    if length >= context + only_scores:
+        raise UserError(
+            f"{where} the prompt has {length} tokens, the model's context is {context}.",
+            fix="shorten the prompt or drop old turns.",
+        )
+    vocabulary = bounds.config.vocab_size
+    if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:
+        raise UserError(
+            f"{where} a prompt token is outside 0..{vocabulary - 1}.",
+            fix="encode the prompt with the model's own tokenizer.",
+        )
+    if request.params.max_tokens < 0 or (only_scores and not request.prompt_logprobs):
+        raise UserError(
+            f"{where} max_tokens is {request.params.max_tokens}.",
+            fix="ask for >= 1, or for 0 together with prompt_logprobs.",
+        )
+
+
+def _check_params(params: SamplingParams, where: str) -> None:
+    if not 0.0 <= params.temperature < float("inf"):
+        raise UserError(f"{where} temperature is {params.temperature}.", fix="use >= 0.")
+    if not 0.0 < params.top_p <= 1.0:
+        raise UserError(f"{where} top_p is {params.top_p}.", fix="use 0 < top_p <= 1.")
+    if params.top_k < 0:
+        raise UserError(f"{where} top_k is {params.top_k}.", fix="use >= 1, or 0 for all.")
+    if not 0.0 <= params.min_p < 1.0:
+        raise UserError(f"{where} min_p is {params.min_p}.", fix="use 0 <= min_p < 1.")
+    if not 0 <= params.min_tokens <= params.max_tokens:
+        raise UserError(
+            f"{where} min_tokens is {params.min_tokens}, max_tokens {params.max_tokens}.",
+            fix="use 0 <= min_tokens <= max_tokens.",
+        )
+    if not 0 <= params.num_top_logprobs <= MAX_TOP_LOGPROBS:
+        raise UserError(
+            f"{where} num_top_logprobs is {params.num_top_logprobs}.",
+            fix=f"use 0..{MAX_TOP_LOGPROBS}.",
+        )
+    if not all(params.stop):
+        raise UserError(f"{where} a stop string is empty.", fix="leave it out.")
+
+
+def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> None:
+    if request.params.stop and not bounds.can_decode:
+        raise UserError(
+            f"{where} it has stop strings, but the engine was given no tokenizer.",
+            fix="start the engine with `decode`, or use stop_token_ids.",
+        )
+    if request.params.grammar is not None:
+        raise UserError(
+            f"{where} this engine cannot hold its output to a grammar.",
+            fix="leave `grammar` out or use an engine that lists the feature.",
+        )
+    if request.adapter is not None:
+        raise UserError(
+            f"{where} the engine knows no adapter {request.adapter!r}.",
+            fix="leave `adapter` out or load the adapter first.",
+        )
