@@ -41,7 +41,7 @@ _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # Looked up by the end of the source's name, the longest first.
 _ISA_FLAGS = {
-    "_avx512_bf16": (*_AVX512, "-mavx512bf16"),
+    "_avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     "_avx512": _AVX512,
     "_avx2": _AVX2,
 }

@@ -7,14 +7,13 @@
    the same row has the same bits in each.
 
    Layout of one page of one key/value head (S keys, D wide, in units of 16 keys; a word is one fp32
-   number or two bf16 numbers):
+   number, two bf16 numbers or four bytes):
 
        keys    [S / 16][words of D][16 keys]    a word is neighbouring numbers of one key
        values  [S / 16][words of 16][D]         a word is neighbouring keys of one column
        scales  [2][S] bf16                      int8 and fp8 only: of the keys, then of the values
 
-   so that one instruction takes 16 keys (or 16 columns) and no sum ever crosses lanes. One-byte
-   pages have the order of bf16 pages. */
+   so that one instruction takes 16 keys (or 16 columns) and no sum ever crosses lanes. */
 #pragma once
 #include "kernels.h"
 

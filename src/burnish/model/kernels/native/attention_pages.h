@@ -61,6 +61,9 @@ INLINE float number_at(const void *from, int64_t i, int is_f32) {
     return is_f32 ? ((const float *)from)[i] : widened(((const bf16 *)from)[i]);
 }
 
+/* int8 is kept shifted by 128, as the instruction that multiplies it wants. */
+INLINE uint8_t shifted(int8_t x) { return (uint8_t)x ^ 0x80; }
+
 /* One-byte codes of a row and their scale. The scale is rounded up to bf16 before it is used, so
    its rounding adds no error. A row that is not finite gets a NaN for a scale: it must be seen. */
 INLINE bf16 quantize(const void *row, int64_t width, int is_f32, int kind, uint8_t *codes) {
@@ -76,48 +79,35 @@ INLINE bf16 quantize(const void *row, int64_t width, int is_f32, int kind, uint8
     float step = widened(scale);
     for (int64_t i = 0; i < width; i++) {
         if (!finite || step == 0.0f) {
-            codes[i] = 0;
+            codes[i] = kind == PAGE_FP8 ? 0 : shifted(0);
             continue;
         }
         float x = number_at(row, i, is_f32) / step;
-        codes[i] = kind == PAGE_FP8 ? fp8_of(x) : (uint8_t)(int8_t)nearbyintf(x);
+        codes[i] = kind == PAGE_FP8 ? fp8_of(x) : shifted((int8_t)nearbyintf(x));
     }
     return scale;
 }
 
 /* The key at `place` of a unit: its words go a line apart. */
-INLINE void put_key(char *unit, int64_t place, int64_t width, int64_t bytes, const char *row) {
-    if (bytes == 4)
-        for (int64_t i = 0; i < width; i++)
-            memcpy(unit + (i * UNIT_KEYS + place) * 4, row + i * 4, 4);
-    else if (bytes == 2)
-        for (int64_t i = 0; i < width / 2; i++)
-            memcpy(unit + (i * UNIT_KEYS + place) * 4, row + i * 4, 4);
-    else
-        for (int64_t i = 0; i < width / 2; i++)
-            memcpy(unit + (i * UNIT_KEYS + place) * 2, row + i * 2, 2);
+INLINE void put_key(char *unit, int64_t place, int64_t words, const char *row) {
+    for (int64_t i = 0; i < words; i++) memcpy(unit + (i * UNIT_KEYS + place) * 4, row + i * 4, 4);
 }
 
-/* The value at `place`. The first of a pair clears the second: what is not yet written meets a
-   weight of zero, and zero times garbage may be NaN. */
+/* The value at `place`. The first of a pair of bf16 numbers clears the second: what is not yet
+   written meets a weight of zero, and zero times garbage may be NaN. */
 INLINE void put_value(char *unit, int64_t place, int64_t width, int64_t bytes, const char *row) {
-    int odd = place & 1;
     if (bytes == 4) {
         memcpy(unit + place * width * 4, row, (size_t)width * 4);
     } else if (bytes == 2) {
-        bf16 *pairs = (bf16 *)unit + (place >> 1) * 2 * width;
+        bf16 *pairs = (bf16 *)unit + place / 2 * 2 * width;
         for (int64_t i = 0; i < width; i++) {
             bf16 x = ((const bf16 *)row)[i];
-            if (odd) pairs[2 * i + 1] = x;
+            if (place & 1) pairs[2 * i + 1] = x;
             else pairs[2 * i] = x, pairs[2 * i + 1] = 0;
         }
     } else {
-        uint8_t *pairs = (uint8_t *)unit + (place >> 1) * 2 * width;
-        for (int64_t i = 0; i < width; i++) {
-            uint8_t x = ((const uint8_t *)row)[i];
-            if (odd) pairs[2 * i + 1] = x;
-            else pairs[2 * i] = x, pairs[2 * i + 1] = 0;
-        }
+        char *fours = unit + place / 4 * 4 * width;
+        for (int64_t i = 0; i < width; i++) fours[4 * i + place % 4] = row[i];
     }
 }
 
@@ -135,7 +125,7 @@ INLINE void put_bounds(bf16 *bounds, int64_t width, int first, const void *row, 
     for (int64_t i = 0; i < width; i++) {
         float x = !is_narrow(kind) ? number_at(row, i, is_f32)
                   : kind == PAGE_FP8 ? fp8_value(codes[i]) * step
-                                     : (float)(int8_t)codes[i] * step;
+                                     : (float)(int8_t)shifted((int8_t)codes[i]) * step;
         bf16 low = rounded_out(x, 0), high = rounded_out(x, 1);
         if (first || !(widened(low) >= widened(bounds[i]))) bounds[i] = low;
         if (first || !(widened(high) <= widened(bounds[width + i]))) bounds[width + i] = high;
@@ -157,42 +147,49 @@ INLINE void put_token(const page_store *s, int64_t slot, int64_t head, const voi
         scales[s->page_keys + offset] = quantize(value, s->width, is_f32, (int)s->kind, codes);
         put_value(keys + half_bytes(s) + unit, place, s->width, bytes, (char *)codes);
         scales[offset] = quantize(key, s->width, is_f32, (int)s->kind, codes);
-        put_key(keys + unit, place, s->width, bytes, (char *)codes);
+        put_key(keys + unit, place, s->width * bytes / 4, (char *)codes);
         step = widened(scales[offset]);
     } else {
         put_value(keys + half_bytes(s) + unit, place, s->width, bytes, value);
-        put_key(keys + unit, place, s->width, bytes, key);
+        put_key(keys + unit, place, s->width * bytes / 4, key);
     }
     if (s->bounds)
         put_bounds(bounds_of(s, page, head), s->width, offset == 0, key, is_f32, s->kind, codes,
                    step);
 }
 
-/* Sixteen one-byte numbers as fp32 vectors would lie, rounded to nothing: all are bf16 numbers. */
-INLINE void widen_line(const uint8_t *from, bf16 *to, int kind) {
-    for (int i = 0; i < 2 * UNIT_KEYS; i += LANES) {
-#if LANES == 16
-        __m128i raw = _mm_loadu_si128((const void *)(from + i));
-        if (kind == PAGE_INT8) {
-            store_weights(to + i, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(raw)));
-        } else {
-            __m512i wide = _mm512_cvtepu8_epi32(raw);
-            __m512i size = _mm512_slli_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(0x7f)), 20);
-            __m512i sign = _mm512_slli_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(0x80)), 24);
-            __m512 x = _mm512_mul_ps(_mm512_castsi512_ps(size), _mm512_set1_ps(0x1p120f));
-            store_weights(to + i, _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), sign)));
-        }
-#else
-        __m128i raw = _mm_loadl_epi64((const void *)(from + i));
-        if (kind == PAGE_INT8) {
-            store_weights(to + i, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(raw)));
-        } else {
-            __m256i wide = _mm256_cvtepu8_epi32(raw);
-            __m256i size = _mm256_slli_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x7f)), 20);
-            __m256i sign = _mm256_slli_epi32(_mm256_and_si256(wide, _mm256_set1_epi32(0x80)), 24);
-            __m256 x = _mm256_mul_ps(_mm256_castsi256_ps(size), _mm256_set1_ps(0x1p120f));
-            store_weights(to + i, _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(x), sign)));
-        }
-#endif
+/* The number in byte `i` of every word; all are bf16 numbers, nothing is rounded. */
+INLINE vec byte_of(vint words, int i, int kind) {
+    if (kind == PAGE_INT8) {
+        vint plain = i_xor(words, i_set(0x80808080u));
+        return i_to_vec(i_right_signed(i_left(plain, 24 - 8 * i), 24));
     }
+    vint size = i_left(i_and(i_right(words, 8 * i), i_set(0x7f)), 20);
+    vint sign = i_and(i_left(words, 24 - 8 * i), i_set(0x80000000u));
+    vec x = v_mul(i_as_vec(size), v_set(0x1p120f));
+    return i_as_vec(i_or(v_as_int(x), sign));
+}
+
+/* LANES words of four one-byte numbers as two vectors of words of two bf16 numbers. */
+INLINE void widen_words(const char *from, char *first, char *second, int kind) {
+    vint words = i_load(from), high = i_set(0xffff0000u);
+    for (int half = 0; half < 2; half++) {
+        vint a = v_as_int(byte_of(words, 2 * half, kind));
+        vint b = v_as_int(byte_of(words, 2 * half + 1, kind));
+        i_store(half ? second : first, i_or(i_right(a, 16), i_and(b, high)));
+    }
+}
+
+/* A unit of one-byte keys and values as one of bf16 numbers, `to` and on. */
+INLINE void widen_unit(const page_store *s, const char *keys, const char *values, char *to) {
+    int64_t line = UNIT_KEYS * 4, row = s->width * 4;
+    for (int64_t i = 0; i < s->width / 4; i++)
+        for (int64_t v = 0; v < line; v += LANES * 4)
+            widen_words(keys + i * line + v, to + 2 * i * line + v, to + (2 * i + 1) * line + v,
+                        (int)s->kind);
+    to += UNIT_KEYS * s->width * 2;
+    for (int64_t i = 0; i < UNIT_KEYS / 4; i++)
+        for (int64_t v = 0; v < row; v += LANES * 4)
+            widen_words(values + i * row + v, to + 2 * i * row + v, to + (2 * i + 1) * row + v,
+                        (int)s->kind);
 }

@@ -1,5 +1,7 @@
-/* All rows of some neighbouring tokens over the keys of one key/value head. */
+/* All rows of some neighbouring tokens over the keys of some key/value heads. Rows are in order of
+   key/value head, token, query head. */
 #pragma once
+#include "attention_bytes.h"
 #include "attention_pages.h"
 
 /* 2 ** x to 1e-7 by Taylor's series of degree 6 on [-0.5, 0.5]; exactly 1 at 0, exactly 0 at -inf,
@@ -27,10 +29,10 @@ typedef struct {
     int64_t first[BLOCK_UNITS];
     const char *keys[BLOCK_UNITS * UNIT_VECS];
     const char *values[BLOCK_UNITS];
-    /* From these keys and values to those of the next block, 0 if there is none. */
-    int64_t ahead[BLOCK_UNITS * UNIT_VECS], value_ahead[BLOCK_UNITS];
-    /* One-byte pages: widened copies and their scales. */
-    int scaled;
+    /* Those of the next block; where there are none, these. */
+    const char *next_keys[BLOCK_UNITS], *next_values[BLOCK_UNITS];
+    /* One-byte pages: their scales, and whether these are widened copies. */
+    int scaled, copied;
     float key_scales[BLOCK_KEYS], value_scales[BLOCK_KEYS];
 } key_block;
 
@@ -39,7 +41,10 @@ typedef struct {
     uint32_t *queries;
     float *tops, *sums, *accs;
     float *part_tops, *part_sums, *part_accs;
-    bf16 *wide;
+    /* Products of bytes only: step of the queries, and what their shift adds. */
+    float *steps;
+    int32_t *biases;
+    char *wide;
 } row_space;
 
 typedef struct {
@@ -47,16 +52,25 @@ typedef struct {
     const query_batch *batch;
     const page_span *span;
     const int32_t *table;
-    int64_t head, group, words;
-    /* Tokens of the span, and parts of their keys. */
-    int64_t from, to, part_from, part_to;
+    int64_t group, words;
+    /* Heads of keys and values, tokens of the span, parts of their keys. */
+    int64_t head_from, head_to, from, to, part_from, part_to;
     /* Place among the partial results, -1 if these rows are done in one piece. */
     int64_t partial;
 } row_task;
 
-INLINE int64_t rows_of(const row_task *t) { return (t->to - t->from) * t->group; }
+INLINE int64_t rows_per_head(const row_task *t) { return (t->to - t->from) * t->group; }
+INLINE int64_t rows_of(const row_task *t) {
+    return (t->head_to - t->head_from) * rows_per_head(t);
+}
 INLINE int64_t position_of(const row_task *t, int64_t row) {
-    return t->span->start + t->from + row / t->group;
+    return t->span->start + t->from + row % rows_per_head(t) / t->group;
+}
+/* Where the numbers of a row begin in queries and outputs. */
+INLINE int64_t place_of(const row_task *t, int64_t row) {
+    int64_t head = (t->head_from + row / rows_per_head(t)) * t->group + row % t->group;
+    int64_t token = t->span->first + t->from + row % rows_per_head(t) / t->group;
+    return (token * t->batch->heads + head) * t->store->width;
 }
 INLINE int64_t window_start(const page_span *span, int64_t position) {
     int64_t low = span->window ? position - span->window + 1 : 0;
@@ -64,54 +78,64 @@ INLINE int64_t window_start(const page_span *span, int64_t position) {
 }
 
 /* Point `block` at the units from key `start` that some row of the task may see. */
-INLINE void take_block(const row_task *t, int64_t start, bf16 *wide, key_block *block) {
+INLINE void take_block(const row_task *t, int64_t head, int64_t start, char *wide,
+                       key_block *block, enum products products) {
     const page_store *s = t->store;
     int64_t low = window_start(t->span, t->span->start + t->from);
     int64_t last = t->span->start + t->to - 1, written = t->span->start + t->span->count;
     block->units = 0;
     block->scaled = is_narrow(s->kind);
+    block->copied = block->scaled && products != PRODUCTS_BYTES;
     for (int64_t key = start; key < start + BLOCK_KEYS && key <= last; key += UNIT_KEYS) {
         int64_t page = t->table[key / s->page_keys], offset = key % s->page_keys;
         if (page < 0 || (key >= t->span->sink && key + UNIT_KEYS <= low)) continue;
         int u = block->units++;
-        const char *keys = head_of(s, page, t->head) + offset / UNIT_KEYS * unit_bytes(s);
+        const char *keys = head_of(s, page, head) + offset / UNIT_KEYS * unit_bytes(s);
         const char *values = keys + half_bytes(s);
         block->first[u] = key;
         if (block->scaled) {
-            const bf16 *scales = (const bf16 *)(head_of(s, page, t->head) + 2 * half_bytes(s));
-            bf16 *to = wide + u * 2 * UNIT_KEYS * s->width;
-            for (int64_t i = 0; i < UNIT_KEYS * s->width; i += 2 * UNIT_KEYS) {
-                widen_line((const uint8_t *)keys + i, to + i, (int)s->kind);
-                widen_line((const uint8_t *)values + i, to + UNIT_KEYS * s->width + i,
-                           (int)s->kind);
-            }
+            const bf16 *scales = (const bf16 *)(head_of(s, page, head) + 2 * half_bytes(s));
             for (int i = 0; i < UNIT_KEYS; i++) {
                 int there = key + i < written;
                 block->key_scales[u * UNIT_KEYS + i] = there ? widened(scales[offset + i]) : 0;
                 block->value_scales[u * UNIT_KEYS + i] =
                     there ? widened(scales[s->page_keys + offset + i]) : 0;
             }
-            keys = (const char *)to, values = (const char *)(to + UNIT_KEYS * s->width);
         }
-        int64_t further = 0, next = key + BLOCK_KEYS;
-        if (!block->scaled && next <= last && t->table[next / s->page_keys] >= 0)
-            further = head_of(s, t->table[next / s->page_keys], t->head) +
-                      next % s->page_keys / UNIT_KEYS * unit_bytes(s) - keys;
-        for (int v = 0; v < UNIT_VECS; v++) {
+        if (block->copied) {
+            char *to = wide + u * 4 * UNIT_KEYS * s->width;
+            widen_unit(s, keys, values, to);
+            keys = to, values = to + 2 * UNIT_KEYS * s->width;
+        }
+        for (int v = 0; v < UNIT_VECS; v++)
             block->keys[u * UNIT_VECS + v] = keys + v * LANES * 4;
-            block->ahead[u * UNIT_VECS + v] = further;
-        }
         block->values[u] = values;
-        block->value_ahead[u] = further;
+    }
+}
+
+/* Point to the units of the block from key `start` as the next ones. */
+INLINE void take_next(const row_task *t, int64_t head, int64_t start, key_block *block) {
+    const page_store *s = t->store;
+    int64_t last = t->span->start + t->to - 1;
+    for (int u = 0; u < BLOCK_UNITS; u++) {
+        int64_t key = start + u * UNIT_KEYS;
+        int32_t page = key <= last ? t->table[key / s->page_keys] : -1;
+        block->next_keys[u] = block->keys[0];
+        block->next_values[u] = block->values[0];
+        if (page < 0 || block->copied) continue;
+        block->next_keys[u] =
+            head_of(s, page, head) + key % s->page_keys / UNIT_KEYS * unit_bytes(s);
+        block->next_values[u] = block->next_keys[u] + half_bytes(s);
     }
 }
 
 /* Scores of one row to weights; returns by how much what was summed before fades. */
 INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t position,
-                   float *scores, uint32_t *weights, float *top, float *sums, int wide) {
+                   float *scores, uint32_t *weights, float *top, float *sums, float step,
+                   enum products products) {
     const page_span *span = t->span;
     int64_t low = window_start(span, position);
-    vec factor = v_set(t->batch->scale * 1.44269504f), most = v_set(-INFINITY);
+    vec factor = v_set(t->batch->scale * 1.44269504f * step), most = v_set(-INFINITY);
     for (int u = 0; u < units; u++) {
         float *s = scores + u * UNIT_KEYS;
         for (int v = 0; v < UNIT_KEYS; v += LANES) {
@@ -139,7 +163,8 @@ INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t
             vec p = exp2_of(v_sub(v_load(scores + i), down));
             total = v_add(total, p);
             if (block->scaled) p = v_mul(p, v_load(block->value_scales + i));
-            if (wide) v_store((float *)weights + i, p);
+            if (products == PRODUCTS_BYTES) v_store(scores + i, p);
+            else if (products == PRODUCTS_F32) v_store((float *)weights + i, p);
             else store_weights((bf16 *)weights + i, p);
         }
     v_store(sums, total);
@@ -147,40 +172,74 @@ INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t
     return fade;
 }
 
+enum { SCORES = TILE_ROWS * BLOCK_KEYS };
+
+/* The last columns may be fewer. */
+INLINE int vecs_from(int64_t width, int64_t column) {
+    int64_t left = (width - column) / LANES;
+    return left < TILE_VECS ? (int)left : TILE_VECS;
+}
+
 /* Add a block to `count` rows from `row`. */
 INLINE void add_block(const row_task *t, const key_block *block, int64_t row, int count,
-                      const row_space *w, int wide) {
+                      const row_space *w, enum products products) {
     const int64_t width = t->store->width, last = position_of(t, row + count - 1);
+    const int wide = products == PRODUCTS_F32, bytes = products == PRODUCTS_BYTES;
     int units = 0;
     while (units < block->units && block->first[units] <= last) units++;
     if (!units) return;
-    float scores[TILE_ROWS * BLOCK_KEYS] __attribute__((aligned(64)));
-    uint32_t weights[TILE_ROWS * BLOCK_KEYS] __attribute__((aligned(64)));
-    float fade[TILE_ROWS];
+    float scores[SCORES] __attribute__((aligned(64)));
+    uint32_t weights[SCORES] __attribute__((aligned(64)));
+    float fade[TILE_ROWS], step[TILE_ROWS];
+    int32_t bias[TILE_ROWS];
     const uint32_t *queries = w->queries + row * t->words;
     for (int v = 0; v < units * UNIT_VECS; v += TILE_VECS) {
-        int left = units * UNIT_VECS - v;
-        score_rows(count, left < TILE_VECS ? left : TILE_VECS, t->words, queries, t->words,
-                   block->keys + v, block->ahead + v, scores + v * LANES, wide);
+        int vecs = vecs_from(units * UNIT_KEYS, v * LANES);
+        float *to = scores + v * LANES;
+#if HAS_BYTE_PRODUCTS
+        if (bytes)
+            score_bytes(count, vecs, width / 4, queries, t->words, w->biases + row,
+                        block->keys + v, block->next_keys, to);
+#endif
+        if (!bytes)
+            score_rows(count, vecs, t->words, queries, t->words, block->keys + v,
+                       block->next_keys, to, wide);
     }
-    for (int r = 0; r < count; r++)
-        fade[r] = weigh(t, block, units, position_of(t, row + r), scores + r * BLOCK_KEYS,
-                        weights + r * BLOCK_KEYS, w->tops + row + r, w->sums + (row + r) * LANES,
-                        wide);
+    for (int r = 0; r < count; r++) {
+        float *own = scores + r * BLOCK_KEYS;
+        uint32_t *to = weights + r * BLOCK_KEYS;
+        fade[r] = weigh(t, block, units, position_of(t, row + r), own, to, w->tops + row + r,
+                        w->sums + (row + r) * LANES, bytes ? w->steps[row + r] : 1.0f, products);
+#if HAS_BYTE_PRODUCTS
+        if (bytes) step[r] = split_weights(own, units, to, bias + r);
+#endif
+    }
+    (void)step, (void)bias;
     int64_t in_last = last + 1 - block->first[units - 1];
     int64_t keys = (units - 1) * UNIT_KEYS + (in_last < UNIT_KEYS ? in_last : UNIT_KEYS);
-    int64_t steps = wide ? keys : (keys + 1) / 2;
     for (int64_t column = 0; column < width; column += TILE_VECS * LANES) {
-        const char *values[BLOCK_UNITS];
-        for (int u = 0; u < units; u++) values[u] = block->values[u] + column * 4;
-        int64_t left = (width - column) / LANES;
-        mix_rows(count, left < TILE_VECS ? (int)left : TILE_VECS, steps, weights, values,
-                 block->value_ahead, width * 4, fade, w->accs + row * width + column, width, wide);
+        const char *values[BLOCK_UNITS], *next[BLOCK_UNITS];
+        for (int u = 0; u < units; u++) {
+            values[u] = block->values[u] + column * 4;
+            next[u] = block->next_values[u] + column * 4;
+        }
+        float *acc = w->accs + row * width + column;
+        int vecs = vecs_from(width, column);
+#if HAS_BYTE_PRODUCTS
+        if (bytes)
+            mix_bytes(count, vecs, (keys + 3) / 4, weights, bias, step, values, next, width * 4,
+                      fade, acc, width);
+#endif
+        if (!bytes)
+            mix_rows(count, vecs, wide ? keys : (keys + 1) / 2, weights, values, next, width * 4,
+                     fade, acc, width, wide);
     }
 }
 
 /* One part of the keys for all rows of the task, from nothing. */
-INLINE void run_part(const row_task *t, int64_t part, const row_space *w, int wide) {
+INLINE void run_part(const row_task *t, int64_t part, const row_space *w,
+                     enum products products) {
+    const int tile = products == PRODUCTS_BYTES ? BYTE_ROWS : TILE_ROWS;
     int64_t rows = rows_of(t), width = t->store->width;
     for (int64_t r = 0; r < rows; r++) w->tops[r] = -INFINITY;
     memset(w->sums, 0, sizeof(float) * (size_t)(rows * LANES));
@@ -191,11 +250,17 @@ INLINE void run_part(const row_task *t, int64_t part, const row_space *w, int wi
     for (int64_t start = part * PART_KEYS; start < end; start += BLOCK_KEYS) {
         if (start >= t->span->sink && start < low) start = low;
         if (start >= end) break;
-        key_block block;
-        take_block(t, start, w->wide, &block);
-        for (int64_t row = 0; row < rows; row += TILE_ROWS)
-            add_block(t, &block, row, rows - row < TILE_ROWS ? (int)(rows - row) : TILE_ROWS, w,
-                      wide);
+        /* Head by head within a block: the heads of a page lie side by side. */
+        for (int64_t head = t->head_from; head < t->head_to; head++) {
+            key_block block;
+            take_block(t, head, start, w->wide, &block, products);
+            if (!block.units) continue;
+            take_next(t, head, start + BLOCK_KEYS, &block);
+            int64_t row = (head - t->head_from) * rows_per_head(t), end_row = row + rows_per_head(t);
+            for (; row < end_row; row += tile)
+                add_block(t, &block, row, end_row - row < tile ? (int)(end_row - row) : tile, w,
+                          products);
+        }
     }
 }
 
@@ -218,10 +283,7 @@ INLINE void merge_row(int64_t width, float top, const float *sums, const float *
 }
 
 INLINE void finish_row(const row_task *t, int64_t row, const float *sums, const float *acc) {
-    int64_t width = t->store->width;
-    int64_t token = t->span->first + t->from + row / t->group;
-    int64_t head = t->head * t->group + row % t->group;
-    int64_t at = (token * t->batch->heads + head) * width;
+    int64_t width = t->store->width, at = place_of(t, row);
     vec total = v_set(v_sum(v_load(sums)));
     for (int64_t i = 0; i < width; i += LANES) {
         vec x = v_div(v_load(acc + i), total);
@@ -231,19 +293,24 @@ INLINE void finish_row(const row_task *t, int64_t row, const float *sums, const 
 }
 
 /* Queries of the task's rows, one after the other, in the numbers of the products. */
-INLINE void take_queries(const row_task *t, uint32_t *to, int wide) {
+INLINE void take_queries(const row_task *t, const row_space *w, enum products products) {
     int64_t rows = rows_of(t), width = t->store->width;
     for (int64_t row = 0; row < rows; row++) {
-        int64_t token = t->span->first + t->from + row / t->group;
-        int64_t head = t->head * t->group + row % t->group;
-        int64_t at = (token * t->batch->heads + head) * width;
-        uint32_t *words = to + row * t->words;
-        if (!t->batch->is_f32)
-            memcpy(words, (const bf16 *)t->batch->queries + at, (size_t)width * 2);
-        else if (wide)
-            memcpy(words, (const float *)t->batch->queries + at, (size_t)width * 4);
-        else
+        int64_t at = place_of(t, row);
+        uint32_t *words = w->queries + row * t->words;
+        const void *from = (const char *)t->batch->queries + at * (t->batch->is_f32 ? 4 : 2);
+        if (products == PRODUCTS_BYTES) {
+#if HAS_BYTE_PRODUCTS
+            float plain[MAX_WIDTH];
             for (int64_t i = 0; i < width; i++)
-                ((bf16 *)words)[i] = narrowed(((const float *)t->batch->queries)[at + i]);
+                plain[i] = number_at(from, i, (int)t->batch->is_f32);
+            w->steps[row] = split_query(plain, width, words, w->biases + row);
+#endif
+        } else if (!t->batch->is_f32 || products == PRODUCTS_F32) {
+            memcpy(words, from, (size_t)t->words * 4);
+        } else {
+            for (int64_t i = 0; i < width; i++)
+                ((bf16 *)words)[i] = narrowed(((const float *)from)[i]);
+        }
     }
 }

@@ -29,27 +29,36 @@ INLINE int64_t parts_of(const page_span *span) {
     return (span->start + span->count + PART_KEYS - 1) / PART_KEYS;
 }
 
+/* How finely spans are cut, from the coarsest. Short spans keep their heads together as long as
+   there are tasks enough: the heads of a page are neighbours in memory. */
+enum cut { CUT_TOKENS, CUT_PARTS, CUT_HEADS, NUM_CUTS };
+
 /* Tasks of all spans, written to `tasks` if it is not NULL; how many, and in `num_partial` how many
-   rows x parts are merged later. A span is cut by parts if there are too few tasks otherwise. */
+   rows x parts are merged later. */
 static int64_t plan_tasks(const page_store *store, const query_batch *batch,
                           const page_span *spans, int64_t num_spans, const int32_t *tables,
-                          int by_parts, row_task *tasks, int64_t *num_partial) {
+                          enum cut cut, row_task *tasks, int64_t *num_partial) {
     int64_t group = batch->heads / store->heads, step = tokens_of_task(group), num = 0;
     *num_partial = 0;
     for (int64_t i = 0; i < num_spans; i++) {
         const page_span *span = spans + i;
         int64_t parts = parts_of(span);
-        int cut = by_parts && span->count <= step && parts > 1;
+        int by_parts = cut >= CUT_PARTS && span->count <= step && parts > 1;
+        int together = cut < CUT_HEADS && span->count * batch->heads <= TASK_ROWS;
+        int64_t heads = together ? store->heads : 1;
         /* The last tokens see most keys: they start first. */
         for (int64_t to = span->count; to > 0; to -= step)
-            for (int64_t head = 0; head < store->heads; head++)
-                for (int64_t part = 0; part < (cut ? parts : 1); part++) {
+            for (int64_t head = 0; head < store->heads; head += heads)
+                for (int64_t part = 0; part < (by_parts ? parts : 1); part++) {
                     int64_t from = to > step ? to - step : 0;
                     int64_t seen = (span->start + to + PART_KEYS - 1) / PART_KEYS;
-                    row_task t = {store, batch, span, tables + span->table, head, group,
-                                  store->width / (store->kind == PAGE_F32 ? 1 : 2), from, to,
-                                  cut ? part : 0, cut ? part + 1 : seen, -1};
-                    if (cut) {
+                    row_task t = {.store = store, .batch = batch, .span = span,
+                                  .table = tables + span->table, .group = group,
+                                  .words = store->width / (store->kind == PAGE_F32 ? 1 : 2),
+                                  .head_from = head, .head_to = head + heads, .from = from,
+                                  .to = to, .part_from = by_parts ? part : 0,
+                                  .part_to = by_parts ? part + 1 : seen, .partial = -1};
+                    if (by_parts) {
                         t.partial = *num_partial;
                         *num_partial += rows_of(&t);
                     }
@@ -66,29 +75,31 @@ INLINE int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static int64_t lay_out(char *memory, const page_store *store, int64_t rows, row_space *space) {
     int64_t row = rows * 4, lanes = rows * LANES * 4, wide = rows * store->width * 4;
     int64_t copies = is_narrow(store->kind) ? 2 * BLOCK_KEYS * store->width * 2 : 0;
-    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, copies}, at[9] = {0};
-    for (int i = 0; i < 8; i++) at[i + 1] = at[i] + aligned(sizes[i]);
+    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, row, row, copies}, at[11] = {0};
+    for (int i = 0; i < 10; i++) at[i + 1] = at[i] + aligned(sizes[i]);
     *space = (row_space){(uint32_t *)(memory + at[0]), (float *)(memory + at[1]),
                          (float *)(memory + at[2]),    (float *)(memory + at[3]),
                          (float *)(memory + at[4]),    (float *)(memory + at[5]),
-                         (float *)(memory + at[6]),    (bf16 *)(memory + at[7])};
-    return at[8];
+                         (float *)(memory + at[6]),    (float *)(memory + at[7]),
+                         (int32_t *)(memory + at[8]),  memory + at[9]};
+    return at[10];
 }
 
 /* `partials` holds, per row, LANES sums, `width` numbers and the top. */
 INLINE int64_t partial_floats(const page_store *store) { return LANES + store->width + LANES; }
 
-INLINE void run_task(const row_task *t, const row_space *w, float *partials, int wide) {
+INLINE void run_task(const row_task *t, const row_space *w, float *partials,
+                     enum products products) {
     int64_t rows = rows_of(t), width = t->store->width;
     row_space part = *w;
     part.tops = w->part_tops, part.sums = w->part_sums, part.accs = w->part_accs;
-    take_queries(t, w->queries, wide);
+    take_queries(t, w, products);
     for (int64_t r = 0; r < rows; r++) w->tops[r] = -INFINITY;
     /* Rows that see no key at all divide zero by zero. */
     memset(w->sums, 0, sizeof(float) * (size_t)(rows * LANES));
     memset(w->accs, 0, sizeof(float) * (size_t)(rows * width));
     for (int64_t p = t->part_from; p < t->part_to; p++) {
-        run_part(t, p, &part, wide);
+        run_part(t, p, &part, products);
         for (int64_t r = 0; r < rows; r++)
             merge_row(width, part.tops[r], part.sums + r * LANES, part.accs + r * width,
                       w->tops + r, w->sums + r * LANES, w->accs + r * width);
@@ -122,7 +133,7 @@ static void merge_parts(const row_task *t, const float *partials, const row_spac
 }
 
 static void run_tasks(const row_task *tasks, int64_t num, float *partials, char *spaces,
-                      int64_t space_bytes, int64_t rows, int wide, int num_threads) {
+                      int64_t space_bytes, int64_t rows, int num_threads) {
     const page_store *store = tasks->store;
     int64_t next = 0;
 #pragma omp parallel num_threads(num_threads)
@@ -134,8 +145,10 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
 #pragma omp atomic capture
             mine = next++;
             if (mine >= num) break;
-            if (wide) run_task(tasks + mine, &w, partials, 1);
-            else run_task(tasks + mine, &w, partials, 0);
+            if (store->kind == PAGE_F32) run_task(tasks + mine, &w, partials, PRODUCTS_F32);
+            else if (HAS_BYTE_PRODUCTS && store->kind == PAGE_INT8)
+                run_task(tasks + mine, &w, partials, PRODUCTS_BYTES);
+            else run_task(tasks + mine, &w, partials, PRODUCTS_PAIRS);
         }
 #pragma omp barrier
 #pragma omp for schedule(static)
@@ -149,23 +162,26 @@ int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
                           const page_span *spans, int64_t num_spans, const int32_t *tables,
                           int num_threads) {
     int64_t group = batch->heads / store->heads, num_partial;
-    int64_t num = plan_tasks(store, batch, spans, num_spans, tables, 0, NULL, &num_partial);
-    int by_parts = num < TASKS_PER_THREAD * num_threads;
-    num = plan_tasks(store, batch, spans, num_spans, tables, by_parts, NULL, &num_partial);
+    int64_t num = 0;
+    enum cut cut = CUT_TOKENS;
+    for (;; cut++) {
+        num = plan_tasks(store, batch, spans, num_spans, tables, cut, NULL, &num_partial);
+        if (num >= TASKS_PER_THREAD * num_threads || cut == NUM_CUTS - 1) break;
+    }
     if (!num) return 0;
     int64_t most = 0, rows;
     for (int64_t i = 0; i < num_spans; i++) most = spans[i].count > most ? spans[i].count : most;
     if (most > tokens_of_task(group)) most = tokens_of_task(group);
-    rows = most * group;
+    rows = most * group > TASK_ROWS ? most * group : TASK_ROWS;
     row_space unused;
     int64_t space = lay_out(NULL, store, rows, &unused);
     int64_t partial_bytes = aligned(num_partial * partial_floats(store) * 4);
     row_task *tasks = malloc(sizeof(row_task) * (size_t)num);
     char *memory = aligned_alloc(64, (size_t)(space * num_threads + partial_bytes));
     if (tasks && memory) {
-        plan_tasks(store, batch, spans, num_spans, tables, by_parts, tasks, &num_partial);
+        plan_tasks(store, batch, spans, num_spans, tables, cut, tasks, &num_partial);
         run_tasks(tasks, num, (float *)(memory + space * num_threads), memory, space, rows,
-                  store->kind == PAGE_F32, num_threads);
+                  num_threads);
     }
     int failed = !tasks || !memory;
     free(tasks);

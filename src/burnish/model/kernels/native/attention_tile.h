@@ -11,6 +11,9 @@
 
 enum { UNIT_VECS = UNIT_KEYS / LANES, TILE_VECS = 4, LINE_BYTES = 64 };
 
+/* What products are made of. */
+enum products { PRODUCTS_PAIRS, PRODUCTS_F32, PRODUCTS_BYTES };
+
 /* One vector of words, ready to be multiplied by a broadcast word. */
 #ifdef __AVX512BF16__
 enum { TILE_ROWS = 6 };
@@ -63,29 +66,65 @@ INLINE vec dot(const uint32_t *word, operand b, vec sum, int wide) {
 INLINE void store_weights(bf16 *to, vec x) { v_store_bf16(to, x); }
 #endif
 
+/* Into the second-level cache: the first would have to give up what is being read. Measured on
+   Zen 4, pages of 4 KiB in random order: 14 GB/s, to the first level 11, without 9. */
+INLINE void fetch(const char *at) { __builtin_prefetch(at, 0, 2); }
+
+/* Whole numbers of a vector's lanes. */
+#if LANES == 16
+typedef __m512i vint;
+INLINE vint i_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE void i_store(void *p, vint x) { _mm512_storeu_si512(p, x); }
+INLINE vint i_set(uint32_t x) { return _mm512_set1_epi32((int)x); }
+INLINE vint i_and(vint a, vint b) { return _mm512_and_si512(a, b); }
+INLINE vint i_or(vint a, vint b) { return _mm512_or_si512(a, b); }
+INLINE vint i_xor(vint a, vint b) { return _mm512_xor_si512(a, b); }
+INLINE vint i_left(vint a, int n) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right(vint a, int n) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right_signed(vint a, int n) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vec i_to_vec(vint a) { return _mm512_cvtepi32_ps(a); }
+INLINE vec i_as_vec(vint a) { return _mm512_castsi512_ps(a); }
+INLINE vint v_as_int(vec a) { return _mm512_castps_si512(a); }
+#else
+typedef __m256i vint;
+INLINE vint i_load(const void *p) { return _mm256_loadu_si256(p); }
+INLINE void i_store(void *p, vint x) { _mm256_storeu_si256(p, x); }
+INLINE vint i_set(uint32_t x) { return _mm256_set1_epi32((int)x); }
+INLINE vint i_and(vint a, vint b) { return _mm256_and_si256(a, b); }
+INLINE vint i_or(vint a, vint b) { return _mm256_or_si256(a, b); }
+INLINE vint i_xor(vint a, vint b) { return _mm256_xor_si256(a, b); }
+INLINE vint i_left(vint a, int n) { return _mm256_sll_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right(vint a, int n) { return _mm256_srl_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vint i_right_signed(vint a, int n) { return _mm256_sra_epi32(a, _mm_cvtsi32_si128(n)); }
+INLINE vec i_to_vec(vint a) { return _mm256_cvtepi32_ps(a); }
+INLINE vec i_as_vec(vint a) { return _mm256_castsi256_ps(a); }
+INLINE vint v_as_int(vec a) { return _mm256_castps_si256(a); }
+#endif
+
 /* scores[row][lane] = row . key for `vecs` vectors of keys; keys[i] are LANES keys, a step apart.
-   `ahead` says how far behind each of them its counterpart in the next block lies. */
+   Meanwhile the units at `next` are fetched, a quarter of the steps for each. */
 INLINE void score_tile(int rows, int vecs, int64_t steps, const uint32_t *queries,
-                       int64_t query_stride, const char *const *keys, const int64_t *ahead,
+                       int64_t query_stride, const char *const *keys, const char *const *next,
                        float *scores, int wide) {
     vec sum[TILE_ROWS][TILE_VECS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < vecs; v++) sum[r][v] = v_zero();
-    for (int64_t s = 0; s < steps; s++) {
-        operand b[TILE_VECS];
+    for (int64_t s = 0, quarter = 0; quarter < BLOCK_UNITS; quarter++) {
+        const char *line = next[quarter];
+        for (int64_t end = (quarter + 1) * steps / BLOCK_UNITS; s < end; s++) {
+            operand b[TILE_VECS];
 #pragma GCC unroll 8
-        for (int v = 0; v < vecs; v++) {
-            const char *at = keys[v] + s * LINE_BYTES;
-            b[v] = operand_of(at, wide);
-            __builtin_prefetch(at + ahead[v]);
+            for (int v = 0; v < vecs; v++) b[v] = operand_of(keys[v] + s * LINE_BYTES, wide);
+#pragma GCC unroll 8
+            for (int i = 0; i < BLOCK_UNITS; i++, line += LINE_BYTES) fetch(line);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+                for (int v = 0; v < vecs; v++)
+                    sum[r][v] = dot(queries + r * query_stride + s, b[v], sum[r][v], wide);
         }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-            for (int v = 0; v < vecs; v++)
-                sum[r][v] = dot(queries + r * query_stride + s, b[v], sum[r][v], wide);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -94,9 +133,10 @@ INLINE void score_tile(int rows, int vecs, int64_t steps, const uint32_t *querie
 }
 
 /* acc[row] = fade[row] * acc[row] + weights[row] . values for `vecs` vectors of columns.
-   values[u] is a unit of keys; a step of it is `step_bytes` long. */
+   values[u] is a unit of keys; a step of it is `step_bytes` long. Meanwhile the units at `next` are
+   fetched. */
 INLINE void mix_tile(int rows, int vecs, int64_t steps, const uint32_t *weights,
-                     const char *const *values, const int64_t *ahead, int64_t step_bytes,
+                     const char *const *values, const char *const *next, int64_t step_bytes,
                      const float *fade, float *acc, int64_t acc_stride, int wide) {
     const int64_t unit_steps = wide ? UNIT_KEYS : UNIT_KEYS / 2;
     vec sum[TILE_ROWS][TILE_VECS];
@@ -105,16 +145,16 @@ INLINE void mix_tile(int rows, int vecs, int64_t steps, const uint32_t *weights,
 #pragma GCC unroll 8
         for (int v = 0; v < vecs; v++)
             sum[r][v] = v_mul(v_set(fade[r]), v_load(acc + r * acc_stride + v * LANES));
-    for (; steps > 0; steps -= unit_steps, values++, ahead++, weights += unit_steps) {
+    for (; steps > 0; steps -= unit_steps, values++, next++, weights += unit_steps) {
         int64_t here = steps < unit_steps ? steps : unit_steps;
-        const char *unit = *values, *next = unit + *ahead;
+        const char *unit = *values, *line = *next;
         for (int64_t s = 0; s < here; s++) {
             operand b[TILE_VECS];
 #pragma GCC unroll 8
             for (int v = 0; v < vecs; v++) {
                 int64_t at = s * step_bytes + v * LANES * 4;
                 b[v] = operand_of(unit + at, wide);
-                __builtin_prefetch(next + at);
+                fetch(line + at);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
@@ -158,17 +198,17 @@ INLINE void mix_tile(int rows, int vecs, int64_t steps, const uint32_t *weights,
     }
 
 INLINE void score_rows(int rows, int vecs, int64_t steps, const uint32_t *queries, int64_t stride,
-                       const char *const *keys, const int64_t *ahead, float *scores, int wide) {
-#define CALL(r, v) score_tile(r, v, steps, queries, stride, keys, ahead, scores, wide)
+                       const char *const *keys, const char *const *next, float *scores, int wide) {
+#define CALL(r, v) score_tile(r, v, steps, queries, stride, keys, next, scores, wide)
     ALL_CASES(CALL)
 #undef CALL
 }
 
 INLINE void mix_rows(int rows, int vecs, int64_t steps, const uint32_t *weights,
-                     const char *const *values, const int64_t *ahead, int64_t step_bytes,
+                     const char *const *values, const char *const *next, int64_t step_bytes,
                      const float *fade, float *acc, int64_t acc_stride, int wide) {
 #define CALL(r, v)                                                                                 \
-    mix_tile(r, v, steps, weights, values, ahead, step_bytes, fade, acc, acc_stride, wide)
+    mix_tile(r, v, steps, weights, values, next, step_bytes, fade, acc, acc_stride, wide)
     ALL_CASES(CALL)
 #undef CALL
 }

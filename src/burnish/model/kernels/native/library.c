@@ -14,7 +14,8 @@ int burnish_best_isa(void) {
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return 1;
-    return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    /* Every CPU with the one has the other. */
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni") ? 3 : 2;
 }
 
 /* Tiles of bf16 (leaf 7, EDX bit 22): these CPUs multiply many rows faster than our kernels do. */

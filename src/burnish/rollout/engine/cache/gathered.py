@@ -130,8 +130,9 @@ class GatheredCache(KvCache):
         store, pages_T = self._bounds[layer], slots_T // self.page_size
         fresh = pages_T[slots_T % self.page_size == 0]
         store[fresh, 0], store[fresh, 1] = torch.inf, -torch.inf
-        store[:, 0].index_reduce_(0, pages_T, k_TKD, "amin")
-        store[:, 1].index_reduce_(0, pages_T, k_TKD, "amax")
+        index = pages_T[:, None, None].expand_as(k_TKD)
+        store[:, 0].scatter_reduce_(0, index, k_TKD, "amin")
+        store[:, 1].scatter_reduce_(0, index, k_TKD, "amax")
 
     def _read(self, numbers: Tensor, scales: Tensor | None) -> Tensor:
         if scales is None:
