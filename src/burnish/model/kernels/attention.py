@@ -110,14 +110,7 @@ class PagedLayer:
             size = (num_pages, shape.num_heads, 2, shape.width)
             self.bounds = torch.zeros(size, dtype=torch.bfloat16)
         self._isa = kernels().isa
-        self._store = _Store(
-            self.data.data_ptr(),
-            None if self.bounds is None else self.bounds.data_ptr(),
-            shape.page_size,
-            shape.num_heads,
-            shape.width,
-            shape.kind,
-        )
+        self._store = self._describe()
 
     def write(self, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store keys and values; a slot is page * S + offset, filled in order within a page."""
@@ -182,10 +175,63 @@ class PagedLayer:
         )
         return out_BHW
 
+    def mass(self, q_BHD: Tensor, table: SpanTable, most_pages: int) -> Tensor:
+        """How much attention falls on each page: log of summed exponentials, fp32 [B, H, W].
+
+        Args:
+            q_BHD: one query token per span, in order.
+            table: spans of one token each.
+            most_pages: W; what is beyond a row's pages has -inf.
+
+        Raises:
+            MemoryError: if there is no room for copies.
+        """
+        q_BHD = self._queries(q_BHD)
+        out_BHW = torch.full((*q_BHD.shape[:2], most_pages), -torch.inf)
+        batch = self._batch(q_BHD, out_BHW)
+        failed = self._native("mass_pages")(
+            ctypes.byref(self._store),
+            ctypes.byref(batch),
+            table.spans.data_ptr(),
+            len(table.spans),
+            table.pages.data_ptr(),
+            out_BHW.data_ptr(),
+            most_pages,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("no memory for the copies of attention")
+        return out_BHW
+
+    def by_head(self) -> "PagedLayer":
+        """The same memory as pages of one head each: head h of page p is page p * K + h.
+
+        So every key/value head can attend pages of its own.
+        """
+        heads, shape = self.shape.num_heads, self.shape._replace(num_heads=1)
+        view = object.__new__(PagedLayer)
+        view.shape, view._isa = shape, self._isa
+        view.data = self.data.view(-1, shape.bytes_per_head)
+        view.bounds = None if self.bounds is None else self.bounds.view(-1, 1, 2, shape.width)
+        assert len(view.data) == len(self.data) * heads
+        view._store = view._describe()
+        return view
+
+    def _describe(self) -> _Store:
+        shape = self.shape
+        return _Store(
+            self.data.data_ptr(),
+            None if self.bounds is None else self.bounds.data_ptr(),
+            shape.page_size,
+            shape.num_heads,
+            shape.width,
+            shape.kind,
+        )
+
     def _native(self, name: str) -> Callable[..., Any]:
         found: Any = function(name, self._isa, *_ARGUMENTS[name])
         # `function` says that nothing is returned.
-        found.restype = _C if name == "attend_pages" else None
+        found.restype = _C if name in _FALLIBLE else None
         return found  # type: ignore[no-any-return]
 
     def _queries(self, q_THD: Tensor) -> Tensor:
@@ -276,8 +322,10 @@ def _rows(x_TKD: Tensor) -> Tensor:
 
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_FALLIBLE = ("attend_pages", "mass_pages")
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "write_pages": (_P, _P, _I, _P, _I, _P, _I, _I, _C),
     "attend_pages": (_P, _P, _P, _I, _P, _C),
     "bound_pages": (_P, _P, _P, _I, _P, _P, _I, _C),
+    "mass_pages": (_P, _P, _P, _I, _P, _P, _I, _C),
 }

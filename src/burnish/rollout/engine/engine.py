@@ -17,7 +17,7 @@ from torch import Tensor
 
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure, GenerateRequest, Generation
-from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel, StopReason
+from burnish.core.vocabulary import FailureKind, InFlight, KvPolicyKind, SleepLevel, StopReason
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine import batch
 from burnish.rollout.engine import score as scoring
@@ -75,6 +75,7 @@ class EngineCore:
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
+        self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
         self._bounds = Bounds(config, self.limits, decode is not None)
@@ -174,7 +175,7 @@ class EngineCore:
             return []
         model = self._served.model
         with torch.inference_mode():
-            hidden_TE = batch.forward(model, self._cache, work)
+            hidden_TE = batch.forward(model, self._cache, work, self.limits.kv)
             broken = batch.prompt_logprobs(model, hidden_TE, work)
             self._prompt_tokens += sum(
                 min(n, max(0, s.num_prompt - s.num_computed)) for s, n in work
@@ -317,6 +318,7 @@ class EngineCore:
                 limits.page_size,
                 self.dtype,
                 kv_dtype=limits.kv_dtype,
+                with_bounds=limits.kv.kind is KvPolicyKind.QUEST,
             )
         )
 
@@ -360,6 +362,11 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, reason: StopReason) -> Generation:
         self._scheduler.end(sequence)
+        if self.limits.kv.is_sparse and self.limits.kv.report_gap and sequence.num_sampled:
+            assert self._served is not None
+            sequence.dense_logprobs = scoring.score_sampled(
+                self._served.model, sequence, self.limits.page_size
+            )
         return sequence.result(reason)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> Failure:

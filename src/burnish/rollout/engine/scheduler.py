@@ -7,8 +7,10 @@ add -> waiting --admit--> running --end/remove--> gone
 
 from bisect import insort
 
+from burnish.core.vocabulary import KvPolicyKind
 from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.long.policy import TAIL_TOKENS, KvPolicy
 from burnish.rollout.engine.pages import Match
 from burnish.rollout.engine.plan import Load, StepPlan, plan_step
 from burnish.rollout.engine.radix import Node
@@ -71,6 +73,7 @@ class Scheduler:
         for sequence, num_tokens in work:
             prompt_left = sequence.num_prompt - sequence.num_computed
             sequence.num_computed += num_tokens
+            self.memory.thin(sequence, num_tokens)
             self.memory.index(sequence, with_tail=0 < prompt_left <= num_tokens)
             if self.waiting.leads(sequence):
                 is_read = sequence.num_pending == 0
@@ -88,7 +91,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
-        self.memory.pool.check([s.pages for s in (*self.running, *self.waiting)])
+        self.memory.pool.check([s.held_pages for s in (*self.running, *self.waiting)])
         assert self.running == sorted(self.running, key=_rank)
 
     def _admit(self) -> None:
@@ -166,9 +169,10 @@ class Scheduler:
         return min(end, leader.num_prompt)
 
     def _plan(self) -> StepPlan:
+        kv = self.limits.kv
         while True:
             plan = plan_step(
-                [Load(s.num_pending, s.num_computed, len(s.pages)) for s in self.running],
+                [Load(_next_tokens(s, kv), s.num_computed, len(s.pages)) for s in self.running],
                 room=self.memory.pool.room,
                 budget_tokens=self.limits.budget_tokens,
                 page_size=self.limits.page_size,
@@ -206,6 +210,14 @@ class Scheduler:
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.rank
+
+
+def _next_tokens(sequence: Sequence, kv: KvPolicy) -> int:
+    """Tokens to compute next: the last ones of a prompt apart where they select pages."""
+    pending = sequence.num_pending
+    if kv.kind is KvPolicyKind.QUEST and pending > TAIL_TOKENS:
+        return pending - TAIL_TOKENS
+    return pending
 
 
 def _note_reading(reading: dict[Node, list[Sequence]], sequence: Sequence) -> None:

@@ -38,7 +38,12 @@ def validate(request: GenerateRequest, bounds: Bounds) -> None:
     _check_params(request.params, where)
     _check_features(request, bounds, where)
     page_size = bounds.limits.page_size
-    needed = -(-bounds.max_length(request) // page_size)
+    needed = bounds.limits.kv.most_pages(
+        len(request.prompt_ids),
+        bounds.max_length(request),
+        bounds.limits.budget_tokens,
+        page_size,
+    )
     if needed > bounds.limits.num_pages:
         raise UserError(
             f"{where} needs {needed} cache pages, the engine has {bounds.limits.num_pages}.",

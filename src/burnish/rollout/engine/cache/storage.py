@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnish.core.vocabulary import KvDtype
 from burnish.model.config import ModelConfig
-from burnish.rollout.engine.cache.step import Span, Step, Visibility
+from burnish.rollout.engine.cache.step import Choice, Span, Step, Visibility
 
 
 class CacheShape:
@@ -67,7 +67,22 @@ class KvCache(ABC):
         """Attention over what is stored, the step's own tokens included; [T, H, D]."""
 
     @abstractmethod
-    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int]]) -> Tensor:
+    def attend_chosen(self, layer: int, q_THD: Tensor, step: Step, choices: Seq[Choice]) -> Tensor:
+        """Attention of each span over its choice alone; where that is all pages, the same bits."""
+
+    @abstractmethod
+    def mass(self, layer: int, q_BHD: Tensor, tables: Seq[Tensor], places: Seq[int]) -> Tensor:
+        """How much attention falls on each page: log of summed exponentials, fp32 [B, H, W].
+
+        Args:
+            layer: whose keys.
+            q_BHD: one query token per row.
+            tables: pages of each row, int32, -1 for none.
+            places: of the query among the keys of its pages; later keys count nothing.
+        """
+
+    @abstractmethod
+    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int] | Tensor]) -> Tensor:
         """Upper bounds on the scaled scores of each row's pages, fp32 [B, H, W].
 
         Quest (Tang et al. 2024, eq. 2): the sum over d of max(q_d * least_d, q_d * greatest_d).
