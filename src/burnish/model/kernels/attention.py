@@ -11,6 +11,7 @@ Shapes: T tokens, H query heads, K key/value heads, D head width, P pages, S pag
 import contextlib
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ class PagedLayer:
             with_bounds: keep the least and greatest key of every page, for `bound`.
         """
         self.shape = shape
-        self.data = _zeros(num_pages, shape.num_heads * shape.bytes_per_head)
+        self.data = lazy_zeros(num_pages, shape.num_heads * shape.bytes_per_head)
         self.bounds: Tensor | None = None
         if with_bounds:
             size = (num_pages, shape.num_heads, 2, shape.width)
@@ -299,19 +300,28 @@ def attend_packed(
     return layer.attend(q_THD, SpanTable(spans, torch.arange(num_pages, dtype=torch.int32)))
 
 
-def _zeros(num_pages: int, page_bytes: int) -> Tensor:
+def lazy_zeros(num_pages: int, page_bytes: int) -> Tensor:
     """Memory that is taken as it is touched, in huge pages where the system has them.
 
     Pages of a sequence lie anywhere, so with small ones most reads would miss the table of
     addresses: measured 1.2-1.5 times slower.
     """
-    memory = mmap.mmap(-1, max(1, num_pages * page_bytes))
+    memory = _private_memory(max(1, num_pages * page_bytes))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel without huge pages refuses; then small ones it is.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_pages * page_bytes)
     return flat.view(num_pages, page_bytes)
+
+
+def _private_memory(num_bytes: int) -> mmap.mmap:
+    """Not shared with forked processes: only then can parts of it be given back."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, num_bytes)
+    # Reserved memory counts against the system's limit even if it is never touched.
+    no_reserve = 0x4000 if sys.platform.startswith("linux") else 0
+    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
 
 
 def _rows(x_TKD: Tensor) -> Tensor:

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure, GenerateRequest, Generation
-from burnish.core.vocabulary import FailureKind, InFlight, KvPolicyKind, SleepLevel, StopReason
+from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel, StopReason
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine import batch
 from burnish.rollout.engine import score as scoring
 from burnish.rollout.engine.batch import Work
-from burnish.rollout.engine.cache.opening import open_cache
-from burnish.rollout.engine.cache.storage import CacheShape, KvCache
+from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
 from burnish.rollout.engine.residency import Residency
@@ -31,6 +30,10 @@ from burnish.rollout.engine.sampler import Sampled, seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.stops import Decode, StopText
+from burnish.rollout.engine.tier.cache import TieredCache
+from burnish.rollout.engine.tier.limits import TierStats
+from burnish.rollout.engine.tier.losses import lost_requests
+from burnish.rollout.engine.tier.opening import open_engine_cache
 from burnish.rollout.engine.validation import Bounds, validate
 from burnish.rollout.engine.weights import ServedModel
 
@@ -82,6 +85,8 @@ class EngineCore:
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
+        if isinstance(self._cache, TieredCache):
+            self._bounds = self._bounds._replace(attended_pages=self._cache.num_frames // 2)
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
         memory = Residency(self._cache, self.limits, version=version, flops_per_token=flops)
         self._scheduler = Scheduler(memory, self.limits)
@@ -176,12 +181,15 @@ class EngineCore:
         model = self._served.model
         with torch.inference_mode():
             hidden_TE = batch.forward(model, self._cache, work, self.limits.kv)
-            broken = batch.prompt_logprobs(model, hidden_TE, work)
+            losses = self._cache.take_losses()
+            broken = dict.fromkeys(batch.prompt_logprobs(model, hidden_TE, work), _NOT_FINITE)
+            broken |= lost_requests(losses, work)
+            self._scheduler.restart_holders(losses.pages, work)
             self._prompt_tokens += sum(
                 min(n, max(0, s.num_prompt - s.num_computed)) for s, n in work
             )
             self._scheduler.computed(work)
-            ended = [(sequence, self._fail(sequence, _NOT_FINITE)) for sequence in broken]
+            ended: Ended = [(each, self._fail(each, failure)) for each, failure in broken.items()]
             ready = [
                 i
                 for i, (sequence, _) in enumerate(work)
@@ -261,7 +269,7 @@ class EngineCore:
             scheduler.restart(sequence)
         self.forget_prefixes()
         scheduler.memory.attach(None)
-        self._cache = None
+        self.close()
         if level is SleepLevel.WEIGHTS:
             self._served = None
 
@@ -305,21 +313,27 @@ class EngineCore:
             raise UserError("the engine sleeps without weights.", fix="wake it first.")
         return scoring.score(self._served.model, token_ids, self.limits.page_size)
 
+    def close(self) -> None:
+        """Give back the cache, on disk too."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    @property
+    def tier(self) -> TierStats:
+        """What lies in memory and on disk, where the cache has both."""
+        return self._cache.stats if isinstance(self._cache, TieredCache) else TierStats()
+
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
         self._scheduler.check()
 
     def _new_cache(self) -> KvCache:
-        limits = self.limits
-        return open_cache(
-            CacheShape(
-                self.config,
-                limits.num_pages,
-                limits.page_size,
-                self.dtype,
-                kv_dtype=limits.kv_dtype,
-                with_bounds=limits.kv.kind is KvPolicyKind.QUEST,
-            )
+        return open_engine_cache(
+            self.config,
+            self.dtype,
+            self.limits,
+            lambda page: self._scheduler.memory.pool.is_free(page),
         )
 
     def _serve(self, prepared: Prepared) -> None:

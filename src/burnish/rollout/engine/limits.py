@@ -5,6 +5,7 @@ from typing import NamedTuple
 from burnish.core.errors import UserError
 from burnish.core.vocabulary import KvDtype, KvPolicyKind
 from burnish.rollout.engine.long.policy import KvPolicy
+from burnish.rollout.engine.tier.limits import TierLimits
 
 
 class CoreLimits(NamedTuple):
@@ -26,6 +27,8 @@ class CoreLimits(NamedTuple):
     """Numbers of the cache."""
     kv: KvPolicy = KvPolicy()
     """Which keys are attended and kept."""
+    tier: TierLimits | None = None
+    """Where pages go that do not fit into memory; None keeps all in memory."""
     exact: bool = False
     """Tokens and log-probs depend on nothing but the request and the weights."""
 

@@ -6,6 +6,7 @@ add -> waiting --admit--> running --end/remove--> gone
 """
 
 from bisect import insort
+from collections.abc import Collection
 
 from burnish.core.vocabulary import KvPolicyKind
 from burnish.rollout.engine.batch import Work
@@ -66,6 +67,13 @@ class Scheduler:
             self._leave(sequence)
             self.waiting.push(sequence)
         self.memory.drop(sequence)
+
+    def restart_holders(self, pages: Collection[int], work: list[Work]) -> None:
+        """Compute again those that hold any of these pages and are not in this step."""
+        busy = {sequence for sequence, _ in work}
+        for sequence in [*self.running, *self.waiting] if pages else ():
+            if sequence not in busy and not set(pages).isdisjoint(sequence.pages):
+                self.restart(sequence)
 
     def computed(self, work: list[Work]) -> None:
         """The tokens of a step are in the cache."""

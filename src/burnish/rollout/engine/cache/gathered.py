@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnish.core.vocabulary import KvDtype
+from burnish.model.kernels.attention import lazy_zeros
 from burnish.rollout.engine.cache.buckets import bucket_rows
 from burnish.rollout.engine.cache.codec import quantize, restore
 from burnish.rollout.engine.cache.step import Choice, Step, Visibility
@@ -53,7 +54,11 @@ class GatheredCache(KvCache):
         self._is_coded = shape.kv_dtype is not KvDtype.MODEL
         stored = torch.uint8 if self._is_coded else shape.dtype
         layers = range(config.num_layers)
-        self._numbers = [torch.zeros(*size, config.head_dim, dtype=stored) for _ in layers]
+        page_bytes = shape.page_size * config.head_dim * stored.itemsize
+        self._numbers = [
+            lazy_zeros(heads * shape.num_pages, page_bytes).view(stored).view(*size, -1)
+            for _ in layers
+        ]
         self._scales, self._bounds = [], []
         if self._is_coded:
             self._scales = [torch.zeros(size, dtype=torch.bfloat16) for _ in layers]
@@ -71,6 +76,11 @@ class GatheredCache(KvCache):
         if self._bounds:
             by_kind.append(self._bounds)
         return [list(each) for each in zip(*by_kind, strict=True)]
+
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """One per head of keys or values; scales stay out of it, as bounds do."""
+        return [[head.flatten(1).view(torch.uint8) for head in each] for each in self._numbers]
 
     def write(self, layer: int, step: Step, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store the keys and values of the step's tokens."""
@@ -112,7 +122,7 @@ class GatheredCache(KvCache):
         num_kv, out_THD, begin = self.shape.config.num_kv_heads, torch.empty_like(q_THD), 0
         for count, choice in zip(step.counts, choices, strict=True):
             rows = slice(begin, begin + count)
-            q_KGTD = q_THD[rows].unflatten(1, (num_kv, -1)).permute(1, 2, 0, 3)
+            q_KGTD = q_THD[rows].reshape(count, num_kv, -1, q_THD.shape[2]).permute(1, 2, 0, 3)
             keys = torch.arange(choice.start + count)
             mask = keys <= torch.arange(choice.start, choice.start + count)[:, None]
             for head in range(num_kv):
@@ -136,11 +146,11 @@ class GatheredCache(KvCache):
         mass_BHW = torch.full((*q_BHD.shape[:2], max(map(len, tables))), -torch.inf)
         for row, (table, place) in enumerate(zip(tables, places, strict=True)):
             k_KCD = self._gather(layer, table.clamp(min=0).long())[:num_kv].flatten(1, 2).float()
-            q_KGD = q_BHD[row].float().unflatten(0, (num_kv, -1))
+            q_KGD = q_BHD[row].float().reshape(num_kv, -1, q_BHD.shape[2])
             scores_KGC = torch.einsum("kgd,kcd->kgc", q_KGD, k_KCD) * self._scale
             seen_C = (table >= 0).repeat_interleave(size) & (torch.arange(k_KCD.shape[1]) <= place)
             scores_KGC = scores_KGC.masked_fill(~seen_C, -torch.inf)
-            found = scores_KGC.flatten(0, 1).unflatten(1, (-1, size)).logsumexp(-1)
+            found = scores_KGC.reshape(q_BHD.shape[1], -1, size).logsumexp(-1)
             mass_BHW[row, :, : len(table)] = found
         return mass_BHW
 

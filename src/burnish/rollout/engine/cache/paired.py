@@ -36,6 +36,11 @@ class PairedCache(KvCache):
             for layer in self._layers
         ]
 
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """One per layer."""
+        return [[layer.data] for layer in self._layers]
+
     def write(self, layer: int, step: Step, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store the keys and values of the step's tokens."""
         self._layers[layer].write(step.slots_T, k_TKD, v_TKD)
@@ -50,7 +55,8 @@ class PairedCache(KvCache):
     def attend_chosen(self, layer: int, q_THD: Tensor, step: Step, choices: Seq[Choice]) -> Tensor:
         """Attention of each span over its choice alone."""
         num_kv = self.shape.config.num_kv_heads
-        q_TKGD = q_THD.unflatten(1, (num_kv, -1))
+        tokens, heads, head_width = q_THD.shape
+        q_TKGD = q_THD.reshape(tokens, num_kv, heads // num_kv, head_width)
         parts_KTGD, spans, pages, first, entry = [], [], [], 0, 0
         heads_K = torch.arange(num_kv, dtype=torch.int32)
         begin = 0
@@ -65,10 +71,10 @@ class PairedCache(KvCache):
             begin += count
         table = SpanTable(torch.tensor(spans), torch.cat(pages))
         out_XGD = self._layers[layer].by_head().attend(torch.cat(parts_KTGD), table)
-        outs = out_XGD.split([num_kv * count for count in step.counts])
+        outs = torch.split(out_XGD, [num_kv * count for count in step.counts])
         return torch.cat(
             [
-                out.unflatten(0, (num_kv, count)).transpose(0, 1).flatten(1, 2)
+                out.view(num_kv, count, -1, head_width).transpose(0, 1).flatten(1, 2)
                 for out, count in zip(outs, step.counts, strict=True)
             ]
         )

@@ -8,6 +8,7 @@ Shapes: T tokens, B rows, H query heads, K key/value heads, D head width, W page
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,6 +95,18 @@ class KvCache(ABC):
     def stores(self) -> list[list[Tensor]]:
         """Per layer, the tensors that hold it; pages are their first axis."""
 
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """Per layer, uint8 [pages, bytes] over the memory of keys and values, bounds excepted."""
+        raise NotImplementedError(f"{type(self).__name__} has no pages that lie in one piece")
+
+    def take_losses(self) -> "Losses":
+        """Pages whose content was lost since the last call, and why more cannot be kept."""
+        return Losses({}, None)
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what is not memory; most caches are nothing else."""
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page in every layer."""
         for tensors in self.stores:
@@ -128,6 +141,15 @@ class KvCache(ABC):
     def num_bytes(self) -> int:
         """Bytes of all pages, touched or not."""
         return self.num_bytes_per_page * self.shape.num_pages
+
+
+class Losses(NamedTuple):
+    """What a cache could not keep."""
+
+    pages: dict[int, str]
+    """Pages whose content is gone, and what happened."""
+    full: str | None
+    """Why no more can be kept; None if it can."""
 
 
 class StepAttend:

@@ -79,8 +79,11 @@ class QuestAttend:
         self._sinks, self._recent = kv.sink_pages(size), kv.recent_pages(size)
         self._step = cache.step(spans)
         self._selections: list[_Selection] = []
-        whole, begin, whole_rows, chosen_rows = [], 0, [], []
-        selecting = []
+        begin = 0
+        whole: list[Span] = []
+        selecting: list[Span] = []
+        whole_rows: list[int] = []
+        chosen_rows: list[int] = []
         for span in spans:
             rows = range(begin, begin + span.end - span.start)
             begin = rows.stop
@@ -130,7 +133,7 @@ class QuestAttend:
         else:
             q_BHD = q_THD[piece.rows]
             bounds_BHW = self._cache.bound(layer, q_BHD, [past] * len(q_BHD))
-            bounds_KW = bounds_BHW.unflatten(1, (num_kv, -1)).amax(dim=(0, 2))
+            bounds_KW = bounds_BHW.view(len(q_BHD), num_kv, -1, len(past)).amax(dim=(0, 2))
             chosen_KN = choose_pages(bounds_KW, num_chosen, sinks=self._sinks, recent=self._recent)
             pages_KN = past[chosen_KN]
         both = torch.cat((pages_KN, piece.own.expand(num_kv, -1)), dim=1)
