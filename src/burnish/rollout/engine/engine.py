@@ -26,6 +26,7 @@ from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
 from burnish.rollout.engine.residency import Residency
+from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import Sampled, seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
@@ -242,6 +243,17 @@ class EngineCore:
                 sequence.prompt_logprobs = []
         self.forget_prefixes()
         return ended
+
+    def adopt(self, tokens: tuple[int, ...], layers: Seq[tuple[Tensor, Tensor]]) -> int:
+        """Take over keys and values of a prefix, computed by the present weights elsewhere.
+
+        Requests find them in the prefix index; returns how many tokens there was room for.
+
+        Raises:
+            UserError: if the engine must compute them itself.
+        """
+        assert self._cache is not None, "a sleeping engine was asked to work"
+        return adopt(self._cache, self._scheduler.memory, tokens, layers, self.limits)
 
     def forget_prefixes(self) -> None:
         """Let no later request reuse keys and values that exist now."""

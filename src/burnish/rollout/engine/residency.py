@@ -5,6 +5,7 @@ match -> start -> grow, index (every step) -> finish
                        \-> start             or are computed again
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
@@ -155,6 +156,24 @@ class Residency:
         if with_tail and start < sequence.num_computed:
             tail = sequence.tokens[start : sequence.num_computed]
             self.pool.index(node, sequence.pages[sequence.num_indexed_pages], tail)
+
+    def adopt(
+        self, tokens: tuple[int, ...], adapter: str | None, write: Callable[[list[int]], None]
+    ) -> int:
+        """Keep a prefix that was computed elsewhere; how many of its tokens there was room for.
+
+        `write` fills the pages that it is given with the first tokens.
+        """
+        size, pool = self.limits.page_size, self.pool
+        pages = [pool.take() for _ in range(min(len(tokens) // size, pool.room))]
+        self.store.clear_pages(pool.take_dirty(pages))
+        write(pages)
+        node = pool.root(RootKey(self._version, adapter))
+        for i, page in enumerate(pages):
+            node = pool.index(node, page, tokens[i * size : (i + 1) * size])
+            pages[i] = node.page
+        pool.release(pages)
+        return len(pages) * size
 
     def finish(self, sequence: Sequence) -> None:
         """It ended: give back what it holds, here or in host memory."""
