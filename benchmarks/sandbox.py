@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from boxes.disks import measure
 from boxes.floors import JOB, MODULES, bwrap_cycle, crun_cycle, make_tree, spawn
 
 from burnish.core.boxes import ExecStatus, Limits, Sandbox
@@ -273,6 +274,23 @@ async def crowd(num_boxes: int) -> AsyncIterator[Row]:
     yield count(f"lost of {num_boxes} live boxes", lost, "boxes", 0, lost == 0, "each ran true")
 
 
+async def disks(n: int) -> AsyncIterator[Row]:
+    """Boxes that write to a disk; those that write to memory are the peer."""
+    big_bytes, found = 2_000_000_000, {}
+    for storage in ("memory", "disk"):
+        async with pool_of(max_boxes=2, warm_boxes=0, storage=storage) as pool:
+            found[storage] = await measure(pool, memory_used_bytes, n, big_bytes)
+    memory, disk = found["memory"], found["disk"]
+    peer, note = "memory box", "of the host, MemAvailable; the job writes 2 GB"
+    yield row("cold cycle on a disk", disk.cycle_ms, peer, memory.cycle_ms, None, n)
+    name = "write and fsync of 256 MiB to a disk"
+    yield row(name, disk.write_ms, peer, memory.write_ms, None, max(1, n // 3))
+    name, taken = "memory of a job that writes 2 GB to a disk", disk.host_bytes / 2**30
+    ratio = disk.host_bytes / memory.host_bytes
+    fields = {"peer": peer, "peer_value": round(memory.host_bytes / 2**30, 3)}
+    yield count(name, round(taken, 3), "GiB", 0.2, ratio <= 0.2, note) | fields | {"ratio": ratio}
+
+
 async def throughput(seconds: float) -> AsyncIterator[Row]:
     """Full cycles per second on all processors."""
     done = 0
@@ -306,6 +324,7 @@ def parts(quick: bool) -> Iterator[tuple[str, AsyncIterator[Row]]]:
     yield "python", python_jobs(20 if quick else 200)
     yield "states", states(20 if quick else 200)
     yield "forks", forks(10 if quick else 60)
+    yield "disks", disks(9 if quick else 60)
     yield "throughput", throughput(3 if quick else 15)
     yield "crowd", crowd(200 if quick else 4000)
 
@@ -314,7 +333,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds; 200 boxes, not 4,000")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--only", help="one part: starts, python, states, forks, throughput, crowd")
+    parser.add_argument(
+        "--only", help="one of starts, python, states, forks, disks, throughput, crowd"
+    )
     arguments = parser.parse_args()
     rows: list[Row] = []
     for name, part in parts(arguments.quick):

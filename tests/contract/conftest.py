@@ -13,6 +13,7 @@ from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
 from burnish.sandbox.bubblewrap.pool import BubblewrapPool
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.engine.pool import DockerPool
 from burnish.sandbox.interpreter import python_argv
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.oci.pool import OciPool
@@ -46,6 +47,7 @@ BACKENDS: dict[str, MakePool] = {
     "native": lambda n: NativePool(SandboxConfig(max_boxes=n)),
     "native-sampled": lambda n: NativePool(SandboxConfig(max_boxes=n, control_groups=False)),
     "native-python": lambda n: NativePool(SandboxConfig(max_boxes=n, helper="python")),
+    "native-disk": lambda n: NativePool(SandboxConfig(max_boxes=n, storage="disk")),
     "bubblewrap": lambda n: BubblewrapPool(SandboxConfig(max_boxes=n)),
     "bubblewrap-sampled": lambda n: BubblewrapPool(
         SandboxConfig(max_boxes=n, control_groups=False)
@@ -57,9 +59,12 @@ BACKENDS |= {
     "oci-crun-sampled": lambda n: OciPool(SandboxConfig(max_boxes=n, control_groups=False), "crun"),
     "oci-runc": lambda n: OciPool(SandboxConfig(max_boxes=n), "runc"),
     "gvisor": lambda n: OciPool(SandboxConfig(max_boxes=n), "runsc"),
+    "podman": lambda n: OciPool(SandboxConfig(max_boxes=n), "podman"),
+    "docker": lambda n: DockerPool(SandboxConfig(max_boxes=n)),
+    "podman-sampled": lambda n: OciPool(SandboxConfig(max_boxes=n, control_groups=False), "podman"),
 }
 # Their single tests are so slow that only `make test-slow` runs them.
-SLOW = frozenset({"oci-crun-sampled", "oci-runc", "gvisor"})
+SLOW = frozenset({"oci-crun-sampled", "oci-runc", "gvisor", "podman", "podman-sampled", "docker"})
 
 
 @pytest.fixture(

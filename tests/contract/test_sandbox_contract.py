@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -129,6 +130,40 @@ def test_arguments_and_bytes_pass_unchanged(
     assert result.status is ExecStatus.OK
     assert result.stdout == stdin
     assert result.stderr == b"\0".join(argument.encode() for argument in arguments)
+
+
+def test_names_that_are_not_utf_8_pass_unchanged(pool: SandboxPool) -> None:
+    odd = os.fsdecode(b"d\xe9\xff")
+    code = (
+        "import os, sys; write = sys.stdout.buffer.write;"
+        "write(os.fsencode(sys.argv[1]) + os.environb[b'ODD'] + os.getcwdb() + b'\\n');"
+        "write(open(sys.argv[1], 'rb').read())"
+    )
+
+    async def use(box: Sandbox) -> None:
+        await box.write_file(f"{odd}/{odd}", b"content")
+        assert await box.read_file(f"{odd}/{odd}") == b"content"
+        command = python_argv("-c", code, odd)
+        result = await box.exec(command, env={"ODD": odd}, cwd=f"/work/{odd}")
+        raw = os.fsencode(odd)
+        assert result.stdout == raw + raw + b"/work/" + raw + b"\ncontent", result
+
+    in_box(pool, use)
+
+
+def test_what_stands_for_no_byte_is_refused(pool: SandboxPool) -> None:
+    async def use(box: Sandbox) -> None:
+        for attempt in (
+            lambda: box.exec(("echo", "\ud800")),
+            lambda: box.exec(("true",), env={"A": "\ud800"}),
+            lambda: box.exec(("true",), cwd="/\ud800"),
+            lambda: box.read_file("\ud800"),
+            lambda: box.write_file("\ud800", b""),
+        ):
+            with pytest.raises(ValueError, match="surrogate"):
+                await attempt()
+
+    in_box(pool, use)
 
 
 # Limits
@@ -526,5 +561,28 @@ def test_a_closed_pool_gives_no_boxes(backend: Callable[[int], SandboxPool]) -> 
             async with pool.acquire():
                 pass
         assert caught.value.failure.kind is FailureKind.SANDBOX
+
+    asyncio.run(main())
+
+
+def test_pools_of_one_machine_do_not_meet(backend: Callable[[int], SandboxPool]) -> None:
+    async def main() -> None:
+        try:
+            pools = [backend(2), backend(2)]
+        except UserError as error:
+            pytest.skip(str(error))
+
+        async def use(pool: SandboxPool) -> None:
+            # Boxes of both have the same numbers, and are alive at the same time.
+            async with pool.acquire() as one, pool.acquire() as other:
+                for box in (one, other):
+                    result = await box.exec(("sh", "-c", "sleep 0.2; echo here"))
+                    assert (result.status, result.stdout) == (ExecStatus.OK, b"here\n"), result
+
+        async with asyncio.TaskGroup() as group:
+            for pool in pools:
+                group.create_task(use(pool))
+        for pool in pools:
+            await pool.close()
 
     asyncio.run(main())

@@ -16,6 +16,8 @@ from burnish.sandbox.syscalls import ARCHITECTURES, DENIED, FIRST_UNKNOWN, SPECI
 
 Attack = Callable[..., ExecResult]
 Lines = Callable[[str], list[str]]
+ENGINES = {"podman", "docker"}
+"""Which put files of their own into a container."""
 COLUMN = ARCHITECTURES[platform.machine()].column
 
 
@@ -191,8 +193,14 @@ def test_only_what_programs_need_is_visible(pool: SandboxPool, lines: Lines) -> 
     allowed |= {"usr", "work", "run"}
     if pool.capabilities.isolation is Isolation.USER_KERNEL:
         allowed.add("sys")  # about that kernel
+    known = {"passwd", "group", "ld.so.cache", "alternatives"}
+    if pool.capabilities.backend in ENGINES:
+        allowed |= {"sys", ".dockerenv", "box"}
+        known |= {"hostname", "hosts", "resolv.conf", "mtab"}  # the container's own
+        files = "print([names for top in ('/sys', '/box') for *_, names in os.walk(top) if names])"
+        assert lines(files) == ["[]"]
     assert set(eval(root)) <= allowed
-    assert set(eval(etc)) <= {"passwd", "group", "ld.so.cache", "alternatives"}
+    assert set(eval(etc)) <= known
 
 
 def test_packages_that_hold_environments_cannot_be_read(
@@ -305,6 +313,8 @@ def test_device_files_are_the_harmless_ones(pool: SandboxPool, lines: Lines) -> 
     harmless |= {"stdout", "tty", "urandom", "zero", "console"}
     if pool.capabilities.isolation is Isolation.USER_KERNEL:
         harmless |= {"fuse", "net"}  # devices of that kernel, not of this machine
+    if pool.capabilities.backend in ENGINES:
+        harmless |= {"mqueue"}  # empty and read-only
     assert set(eval(lines(code)[0])) <= harmless
 
 

@@ -71,6 +71,8 @@ def test_network_buffers_count_as_memory(pool: SandboxPool, attack: Attack) -> N
     """Where memory is sampled they do not: a named exception."""
     if "swap_bytes" not in pool.capabilities.enforces:
         pytest.skip("no memory group here: what sockets hold is bounded by num_files only")
+    if pool.capabilities.backend == "docker" and os.path.isdir("/sys/fs/cgroup/memory"):
+        pytest.skip("docker does not bound them in control groups of version 1: named too")
     code = """
     server = socket.create_server(("127.0.0.1", 0)); held, total = [], 0
     try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -13,15 +14,19 @@ from typing import NamedTuple
 import pytest
 
 from burnish.core.boxes import ExecResult, ExecStatus, Feature
-from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.core.vocabulary import FailureKind
+from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.engine.client import find_docker
+from burnish.sandbox.engine.images import LABEL
+from burnish.sandbox.engine.pool import DockerPool
 from burnish.sandbox.oci.pool import OciPool
 
 RUNTIMES = [
     "crun",
     pytest.param("runc", marks=pytest.mark.slow),
     pytest.param("runsc", marks=pytest.mark.slow),
+    pytest.param("podman", marks=pytest.mark.slow),
+    pytest.param("docker", marks=pytest.mark.slow),
 ]
 
 
@@ -71,11 +76,35 @@ def image(tmp_path: Path) -> Image:
     return Image(root)
 
 
+def start(runtime: str, images: Images) -> OciPool | DockerPool:
+    config = SandboxConfig(max_boxes=2)
+    return DockerPool(config, images) if runtime == "docker" else OciPool(config, runtime, images)
+
+
 def run(runtime: str, image: Image | None, script: str) -> ExecResult:
+    # A daemon keeps images by their digest, and tests change what is in theirs.
+    image = image and image._replace(digest=f"test-{secrets.token_hex(8)}")
+    try:
+        return run_as_it_is(runtime, image, script)
+    finally:
+        if runtime == "docker" and image is not None:
+            forget(image.digest)
+
+
+def forget(digest: str) -> None:
+    try:
+        docker = find_docker()
+    except UserError:
+        return
+    for name in docker.call("images", "-q", f"--filter=label={LABEL}={digest}").split():
+        docker.call("rmi", name)
+
+
+def run_as_it_is(runtime: str, image: Image | None, script: str) -> ExecResult:
     async def main() -> ExecResult:
         images = Images(image)
         try:
-            pool = OciPool(SandboxConfig(max_boxes=2), runtime, images)
+            pool = start(runtime, images)
         except UserError as error:
             pytest.skip(str(error))
         try:
@@ -113,10 +142,37 @@ def test_no_box_writes_its_image(runtime: str, image: Image) -> None:
     assert (image.root / "marker").read_text(encoding="ascii") == "of the image\n"
 
 
-def test_an_image_without_a_shell_is_a_failure_of_the_sandbox(tmp_path: Path) -> None:
-    with pytest.raises(ClassifiedFailure, match="/bin/sh") as caught:
-        run("crun", Image(tmp_path), "true")
-    assert caught.value.failure.kind is FailureKind.SANDBOX
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_image_without_a_shell_is_a_users_mistake(runtime: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/bin/sh.*Fix: use the native sandbox"):
+        run(runtime, Image(tmp_path), "true")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(("user", "seen"), [("", "0 0"), ("7:8", "7 8"), ("app", "1234 567")])
+def test_commands_run_as_the_images_user(runtime: str, image: Image, user: str, seen: str) -> None:
+    (image.root / "etc").mkdir()
+    (image.root / "etc" / "passwd").write_text("app:x:1234:567::/:/bin/sh\n", encoding="ascii")
+    script = (
+        "while read -r name one _; do case $name in Uid:) u=$one;; Gid:) g=$one;; esac; done "
+        "< /proc/self/status; echo $u $g; cat in; echo more >> in && echo x > new && cat in"
+    )
+    result = run(runtime, image._replace(user=user), script)
+    assert result.stdout.decode() == f"{seen}\nwritten\nwritten\nmore\n", result
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_user_whom_the_image_does_not_have_is_a_users_mistake(runtime: str, image: Image) -> None:
+    with pytest.raises(UserError, match="nobody-of-this-name"):
+        run(runtime, image._replace(user="nobody-of-this-name"), "true")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_an_image_that_does_not_have_its_directory_is_a_users_mistake(
+    runtime: str, image: Image
+) -> None:
+    with pytest.raises(UserError, match="/nowhere"):
+        run(runtime, image._replace(workdir="/nowhere"), "true")
 
 
 def test_an_image_that_the_store_does_not_know_is_a_users_mistake() -> None:

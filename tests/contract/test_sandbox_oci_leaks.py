@@ -35,6 +35,7 @@ RUNTIMES = [
     "crun",
     pytest.param("runc", marks=pytest.mark.slow),
     pytest.param("runsc", marks=pytest.mark.slow),
+    pytest.param("podman", marks=pytest.mark.slow),
 ]
 
 

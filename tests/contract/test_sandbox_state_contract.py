@@ -153,6 +153,27 @@ def test_a_long_chain_of_snapshots_keeps_every_state(stateful: SandboxPool) -> N
     in_box(stateful, use)
 
 
+def test_a_share_of_a_processor_holds_after_a_snapshot(stateful: SandboxPool) -> None:
+    if "cpus" not in stateful.capabilities.enforces:
+        pytest.skip(f"the {stateful.capabilities.backend} sandbox does not enforce cpus here")
+    code = """
+import time
+end = time.monotonic() + 1
+while time.monotonic() < end: pass
+"""
+
+    async def use(box: StatefulSandbox) -> None:
+        limits = Limits(cpus=0.2)
+        await box.exec(("sh", "-c", "echo x > f"), limits=limits)
+        await box.snapshot()
+        result = await box.exec(python_argv("-c", code), limits=limits)
+        assert result.usage.cpu_s is not None
+        # A busy machine makes it less; what is added is for periods that are cut.
+        assert result.usage.cpu_s < 0.2 * result.usage.wall_s + 0.25
+
+    in_box(stateful, use)
+
+
 def test_an_export_has_one_digest_and_can_be_imported(
     stateful: SandboxPool, tmp_path: Path
 ) -> None:

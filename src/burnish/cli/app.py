@@ -52,6 +52,11 @@ def build_app() -> App:
     env.command("burnish.cli.env:list_envs", name="list", help="List the environments.")
     env.command("burnish.cli.play:play", name="play", help="Play an episode in the terminal.")
     app.command(env)
+    bench = App(name="bench", help="Measure this machine.", **options)
+    bench.command(
+        "burnish.cli.bench:engine", name="engine", help="How fast it samples from a model."
+    )
+    app.command(bench)
     config = App(name="config", help="Look into a configuration.", **options)
     config.command(
         "burnish.cli.config:explain", name="explain", help="Value, origin and meaning of a key."

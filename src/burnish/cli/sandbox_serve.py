@@ -23,6 +23,8 @@ def serve(
     tls_key: Path | None = None,
     backend: str = "auto",
     max_boxes: int = 64,
+    storage: str = "memory",
+    storage_directory: Path | None = None,
     lease: float = 60.0,
     audit: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
@@ -37,23 +39,17 @@ def serve(
         tls_key: its private key.
         backend: what runs the boxes; `burnish doctor` lists them.
         max_boxes: boxes alive at once; more callers wait.
+        storage: where what boxes write lies, `memory` or `disk`.
+        storage_directory: with `--storage disk`: on which disk; /var/tmp if not given.
         lease: seconds; a client that is not heard of for so long loses its boxes.
         audit: directory for a log of each box.
         as_json: where it listens, as one JSON object.
     """
-    from burnish.sandbox.remote.config import ServeConfig
-
     if lease < 1:
         raise UserError(f"--lease {lease:g} is below 1 s.", fix="as in --lease 60")
-    config = ServeConfig(
-        listen=listen,
-        socket=socket,
-        token_file=token_file,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        lease_s=lease,
-    )
-    asyncio.run(_serve(config, _pool_config(backend, max_boxes, audit), as_json=as_json))
+    config = _serve_config(listen, socket, token_file, (tls_cert, tls_key), lease)
+    boxes = _pool_config(backend, max_boxes, audit, storage, storage_directory)
+    asyncio.run(_serve(config, boxes, as_json=as_json))
 
 
 async def _serve(config: "ServeConfig", boxes: "SandboxConfig", *, as_json: bool) -> None:
@@ -78,14 +74,41 @@ async def _serve(config: "ServeConfig", boxes: "SandboxConfig", *, as_json: bool
     await serve(pool, config, max_boxes=boxes.max_boxes, ready=ready)
 
 
-def _pool_config(backend: str, max_boxes: int, audit: Path | None) -> "SandboxConfig":
+def _serve_config(
+    listen: str | None,
+    socket: Path | None,
+    token_file: Path | None,
+    tls: tuple[Path | None, Path | None],
+    lease_s: float,
+) -> "ServeConfig":
+    from burnish.sandbox.remote.config import ServeConfig
+
+    return ServeConfig(
+        listen=listen,
+        socket=socket,
+        token_file=token_file,
+        tls_cert=tls[0],
+        tls_key=tls[1],
+        lease_s=lease_s,
+    )
+
+
+def _pool_config(
+    backend: str, max_boxes: int, audit: Path | None, storage: str, directory: Path | None
+) -> "SandboxConfig":
     from pydantic import ValidationError
 
     from burnish.sandbox.config import SandboxConfig
 
     try:
         return SandboxConfig.model_validate(
-            {"backend": backend, "max_boxes": max_boxes, "audit": audit}
+            {
+                "backend": backend,
+                "max_boxes": max_boxes,
+                "audit": audit,
+                "storage": storage,
+                "storage_directory": directory,
+            }
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -154,6 +154,8 @@ class Feature(StrEnum):
     """`exec(keep=True)`: processes that outlive their command."""
     WARM_PYTHON = "warm_python"
     """Python jobs start with their modules imported."""
+    DISK_STORAGE = "disk_storage"
+    """What boxes of this pool write lies on a disk: `disk_bytes` may be more than the memory."""
 
 
 class Capabilities(Record, frozen=True, kw_only=True):

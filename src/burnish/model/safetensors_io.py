@@ -1,6 +1,7 @@
 """Weights of a Hugging Face directory: safetensors in, safetensors out."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,14 +77,43 @@ def save_weights(decoder: Decoder, path: Path, dtype: torch.dtype) -> None:
     Raises:
         OSError: if the disk refuses.
     """
-    state = decoder.state_dict()
-    stored = {
-        part.hf: state[part.own][part.start : part.start + part.shape[0]]
-        .detach()
-        .to("cpu", dtype, copy=True)
-        .contiguous()
-        for part in parts(decoder.config)
-    }
+    save_tensors(stored_tensors(decoder.config, decoder.state_dict(), dtype), path)
+
+
+def stored_tensors(
+    config: ModelConfig, state: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """Copies in `dtype` under their Hugging Face names, on the CPU.
+
+    Args:
+        config: architecture.
+        state: named as `Decoder.state_dict()`.
+        dtype: of the copies.
+
+    Raises:
+        UserError: if a tensor is missing or has another shape.
+    """
+    stored = {}
+    for part in parts(config):
+        tensor = state.get(part.own)
+        rows = None if tensor is None else tensor[part.start : part.start + part.shape[0]]
+        if rows is None or tuple(rows.shape) != part.shape:
+            found = "missing" if tensor is None else f"of shape {list(tensor.shape)}"
+            raise UserError(
+                f"weights: {part.own} is {found}, which does not hold {part.hf} "
+                f"{list(part.shape)}.",
+                fix="give the state of a decoder with the same configuration.",
+            )
+        stored[part.hf] = rows.detach().to("cpu", dtype, copy=True).contiguous()
+    return stored
+
+
+def save_tensors(stored: dict[str, Tensor], path: Path) -> None:
+    """Write tensors as one safetensors file.
+
+    Raises:
+        OSError: if the disk refuses.
+    """
     try:
         save_file(stored, path, metadata={"format": "pt"})
     except SafetensorError as error:

@@ -5,15 +5,17 @@ Each component's own config sits beside the component.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from burnish.core.config import Config
-from burnish.core.vocabulary import KvDtype
+from burnish.core.vocabulary import InFlight, KvDtype
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
+from burnish.rollout.remote.config import RemoteConfig
 from burnish.sandbox.config import SandboxConfig
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.train.config import TrainConfig
@@ -98,15 +100,43 @@ class RolloutSection(Config):
     """Failures of environment or verifier in one domain after which it is quarantined."""
 
 
+class EngineBackend(StrEnum):
+    """Which program samples."""
+
+    LOCAL = "local"
+    """The engine of this package, in the run's own process."""
+    OPENAI = "openai"
+    """Any server with OpenAI's completions and token ids; cannot be trained with."""
+    VLLM = "vllm"
+    """`vllm serve`, one process or several."""
+    SGLANG = "sglang"
+    """`sglang.launch_server`, one process or several."""
+
+
 class EngineSection(Config):
     """The inference engine."""
 
+    backend: EngineBackend = EngineBackend.LOCAL
+    """local, vllm, sglang, or openai (which cannot be trained with)."""
+    remote: RemoteConfig = RemoteConfig()
+    """Servers, for every backend but local."""
     num_threads: Positive = 2
     """CPU threads of a decode step."""
     num_pages: Annotated[int, Field(gt=0, le=10**7)] = 4096
     """Pages of the key/value cache."""
     max_running: Positive = 96
     """Sequences decoded together."""
+    budget_tokens: Positive = 1024
+    """Tokens of one step: what a long prompt may delay those that decode."""
+    max_outstanding: Positive = 4096
+    """Requests in flight, running or waiting; more are refused."""
+    ageing_steps: Positive = 512
+    """Steps of waiting that outweigh one level of a request's priority."""
+    swap_mb: Count = 1024
+    """Host memory for pages of preempted sequences, MiB; 0 computes them again instead."""
+    inflight: InFlight = InFlight.KEEP
+    """What becomes of running generations when new weights are published: `keep` goes on over the
+    old keys and values, `recompute` computes them again, `abort` ends them (they are retried)."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Weights, and the cache unless `kv_dtype` says otherwise."""
     kv_dtype: KvDtype = KvDtype.MODEL

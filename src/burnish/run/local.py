@@ -21,7 +21,8 @@ from burnish.core.config import Loaded, diff_configs, load_config
 from burnish.core.disk import ensure_free_space
 from burnish.core.errors import UserError
 from burnish.core.observer import RunObserver, RunPhase
-from burnish.run.config import RunConfig
+from burnish.run.config import EngineBackend, RunConfig
+from burnish.run.engines import check_engine
 from burnish.run.facts import hardware, versions
 from burnish.store.manifest import Manifest
 from burnish.store.run_directory import RunDirectory
@@ -77,6 +78,7 @@ def start(
             return RunResult(resume, finished, loaded.to_toml())
     else:
         _refuse_unwritable(loaded.value.run.directory)
+    check_engine(loaded.value)
     # torch and all that hangs on it are imported only now: a mistake in the file is told at once.
     from burnish.model.loading import load_model
     from burnish.run.execute import execute
@@ -145,6 +147,8 @@ def _refuse_unwritable(directory: Path) -> None:
 
 def _refuse_huge_cache(config: RunConfig, model: ModelConfig) -> None:
     """A cache larger than the machine's memory can only end in a kill."""
+    if config.engine.backend is not EngineBackend.LOCAL:
+        return
     num_bytes = (
         2 * model.num_layers * model.num_kv_heads * model.head_dim
         * (2 if config.engine.dtype == "bfloat16" else 4)

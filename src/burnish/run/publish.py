@@ -13,7 +13,7 @@ from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.protocols import Engine
 from burnish.core.records import Failure
-from burnish.core.vocabulary import FailureKind
+from burnish.core.vocabulary import FailureKind, InFlight
 
 
 class Publication(NamedTuple):
@@ -47,6 +47,7 @@ class Publisher:
         probe_ids: Sequence[int],
         tolerance: float,
         clock: Clock,
+        inflight: InFlight = InFlight.KEEP,
     ) -> None:
         """Wire it.
 
@@ -56,10 +57,12 @@ class Publisher:
             probe_ids: the fixed question, at least two tokens.
             tolerance: allowed absolute difference per token, nats; 0.0 demands equal bits.
             clock: measures the delivery.
+            inflight: what becomes of running generations.
         """
         assert len(probe_ids) >= 2
         self._engine, self._source, self._clock = engine, source, clock
         self._probe_ids, self._tolerance = tuple(probe_ids), tolerance
+        self._inflight = inflight
         self._num_checks, self._worst = 0, 0.0
 
     async def publish(self, version: int) -> Publication:
@@ -69,7 +72,8 @@ class Publisher:
             ClassifiedFailure: of kind `infra`, if the engine does not answer as the trainer does.
         """
         start_s = self._clock.now_s()
-        await self._engine.update_weights(await self._source.snapshot(), version)
+        state = await self._source.snapshot()
+        await self._engine.update_weights(state, version, self._inflight)
         difference = await self._check(version)
         return Publication(version, self._clock.now_s() - start_s, difference)
 

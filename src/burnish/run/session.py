@@ -21,9 +21,9 @@ from burnish.model.decoder import Decoder
 from burnish.model.loading import LoadedModel
 from burnish.rollout.collect.collector import Collector, Presence
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.limits import CoreLimits
-from burnish.rollout.engine.worker import EngineWorker
 from burnish.run.config import RunConfig
+from burnish.run.dtypes import DTYPES
+from burnish.run.engines import RunEngine, core_limits, open_engine
 from burnish.run.publish import Publisher, WeightSource
 from burnish.run.trainer_thread import TrainerThread
 from burnish.run.training import PolicyTrainer, ServedAs
@@ -31,8 +31,6 @@ from burnish.sandbox.measured import MeasuredPool
 from burnish.sandbox.start import open_pool
 from burnish.store.run_directory import RunDirectory
 from burnish.train.trainer import Trainer
-
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Session(NamedTuple):
@@ -42,7 +40,7 @@ class Session(NamedTuple):
     loaded: LoadedModel
     environments: Mapping[str, Environment]
     pool: MeasuredPool
-    engine: EngineWorker
+    engine: RunEngine
     trainer: PolicyTrainer
     publisher: Publisher
     collector: Collector
@@ -93,7 +91,7 @@ async def open_session(
         pool = MeasuredPool(await asyncio.to_thread(open_pool, config.sandbox))
         stack.push_async_callback(pool.close)
         barrier = Barrier() if config.run.deterministic else None
-        engine = _engine(config, loaded, barrier)
+        engine = await open_engine(config, loaded, barrier)
         stack.push_async_callback(engine.close)
         thread = TrainerThread(config.run.train_threads)
         stack.callback(thread.close)
@@ -125,31 +123,10 @@ async def open_session(
         )
 
 
-def _limits(config: RunConfig) -> CoreLimits:
-    engine = config.engine
-    return CoreLimits(
-        num_pages=engine.num_pages,
-        max_running=engine.max_running,
-        kv_dtype=engine.kv_dtype,
-        exact=engine.exact,
-    )
-
-
-def _engine(config: RunConfig, loaded: LoadedModel, barrier: Barrier | None) -> EngineWorker:
-    return EngineWorker(
-        loaded.config,
-        loaded.decoder.state_dict(),
-        dtype=_DTYPES[config.engine.dtype],
-        limits=_limits(config),
-        num_threads=config.engine.num_threads,
-        barrier=barrier,
-    )
-
-
 def _publisher(
     config: RunConfig,
     loaded: LoadedModel,
-    engine: EngineWorker,
+    engine: RunEngine,
     trainer: PolicyTrainer,
     clock: Clock,
 ) -> Publisher:
@@ -159,6 +136,7 @@ def _publisher(
         probe_ids=probe(loaded),
         tolerance=config.engine.canary_tolerance,
         clock=clock,
+        inflight=config.engine.inflight,
     )
 
 
@@ -172,7 +150,7 @@ def probe(loaded: LoadedModel) -> tuple[int, ...]:
 async def _trainer(config: RunConfig, loaded: LoadedModel, thread: TrainerThread) -> PolicyTrainer:
     reference = None
     if config.train.loss.kl_coefficient > 0:
-        reference = await thread.call(_frozen_copy, loaded, _DTYPES[config.train.dtype])
+        reference = await thread.call(_frozen_copy, loaded, DTYPES[config.train.dtype])
     trainer = await thread.call(
         Trainer, config.train, loaded.decoder, temperature=config.rollout.temperature
     )
@@ -180,7 +158,7 @@ async def _trainer(config: RunConfig, loaded: LoadedModel, thread: TrainerThread
         trainer,
         thread,
         served_as=ServedAs(
-            _DTYPES[config.engine.dtype], _limits(config).page_size, config.engine.num_threads
+            DTYPES[config.engine.dtype], core_limits(config).page_size, config.engine.num_threads
         ),
         keep_checkpoints=config.run.keep_checkpoints,
         kl_reference=reference,

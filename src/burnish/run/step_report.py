@@ -12,6 +12,7 @@ from burnish.core.observer import RunObserver, RunPhase, StepView
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
 from burnish.rollout.engine.stats import EngineStats
+from burnish.run.engine_report import record_engine
 from burnish.run.publish import Publication
 from burnish.sandbox.measured import BoxUse
 from burnish.schedule.batcher import BatchPlan
@@ -133,7 +134,9 @@ class StepReporter:
         lags = self._trained(groups, publication.version - 1)
         if metrics is not None:
             self._optimisation(metrics, elapsed_s)
-        engine_rate = self._engine(elapsed_s)
+        stats = self._engine_stats()
+        engine_rate = record_engine(self._recorder, self._last_stats, stats, elapsed_s)
+        self._last_stats = stats
         self._health(publication, scheduler, elapsed_s)
         self._boxes(self._box_use())
         self._domains()
@@ -201,22 +204,6 @@ class StepReporter:
         self._recorder.record_all(values)
         if m.kl_reference is not None:
             self._recorder.record(metric.KL_LOSS, m.kl_reference)
-
-    def _engine(self, elapsed_s: float) -> float:
-        """Record the engine's part of the step; returns sampled tokens per wall second."""
-        old, new = self._last_stats, self._engine_stats()
-        self._last_stats = new
-        rate = (new.sampled_tokens - old.sampled_tokens) / elapsed_s
-        prompt = new.prompt_tokens - old.prompt_tokens
-        self._recorder.record(metric.ENGINE_TOKENS_PER_S, rate)
-        self._recorder.record(
-            metric.ENGINE_BUSY_RATIO, min((new.busy_s - old.busy_s) / elapsed_s, 1.0)
-        )
-        if prompt:
-            cached = new.cached_tokens - old.cached_tokens
-            self._recorder.record(metric.CACHED_TOKEN_RATIO, cached / prompt)
-        self._recorder.record(metric.QUEUE_DEPTH, new.num_outstanding, "engine_requests")
-        return rate
 
     def _health(
         self, publication: Publication, scheduler: DomainScheduler, elapsed_s: float

@@ -123,19 +123,19 @@ _OWNER = re.compile(r"burnish-(\d+)-(\d+)-(\d+)(?:-[a-z0-9]+)?")
 
 def sweep(place: Path) -> int:
     """Remove the groups under `place` whose owners are dead; return how many owners."""
-    removed = 0
-    namespace = os.stat("/proc/self/ns/pid").st_ino
     try:
-        entries = [entry for entry in place.iterdir() if _OWNER.fullmatch(entry.name)]
+        entries = [entry for entry in place.iterdir() if is_dead_owner(entry.name)]
     except OSError:
         return 0
-    for entry in entries:
-        match = _OWNER.fullmatch(entry.name)
-        assert match is not None
-        if int(match[1]) != namespace or start_ticks(int(match[2])) == int(match[3]):
-            continue
-        removed += _remove_all(entry)
-    return removed
+    return sum(_remove_all(entry) for entry in entries)
+
+
+def is_dead_owner(name: str) -> bool:
+    """Whether a name from `owner_name` is of a process of our namespace that is gone."""
+    match = _OWNER.fullmatch(name)
+    if match is None or int(match[1]) != os.stat("/proc/self/ns/pid").st_ino:
+        return False
+    return start_ticks(int(match[2])) != int(match[3])
 
 
 class _Mount(NamedTuple):

@@ -23,11 +23,26 @@ class Counters(NamedTuple):
     pids_refused: int
 
 
-class BoxGroup(Protocol):
+class Counting(Protocol):
+    """Who counts what a box uses."""
+
+    def counters(self) -> Counters:
+        """Current totals."""
+        ...
+
+    def peak_memory_bytes(self) -> int | None:
+        """Highest usage since the limits were set."""
+        ...
+
+
+class BoxGroup(Counting, Protocol):
     """The control groups of one box."""
 
     into_directory: bool
     """`entry_fds` is one directory for `clone3(CLONE_INTO_CGROUP)`, not `cgroup.procs` files."""
+
+    slows_writeback: bool
+    """Rates hold for what the kernel writes for a process later, too."""
 
     @property
     def reusable(self) -> bool:
@@ -59,14 +74,6 @@ class BoxGroup(Protocol):
 
         Can wait for the kernel for 10 ms.
         """
-        ...
-
-    def counters(self) -> Counters:
-        """Current totals."""
-        ...
-
-    def peak_memory_bytes(self) -> int | None:
-        """Highest usage since `set_limits`."""
         ...
 
     def held_bytes(self) -> int:
@@ -107,6 +114,13 @@ class ControlFiles:
             finally:
                 os.close(descriptor)
         return os.pread(self.descriptor(path, flags), _MAX_READ_BYTES, 0)
+
+    def members(self, path: str) -> list[int]:
+        """The processes in a `cgroup.procs`.
+
+        Never through a file that stays open: version 1 shows who was there a second ago.
+        """
+        return [int(word) for word in Path(path).read_bytes().split()]
 
     def write(self, path: str, value: str) -> None:
         """Write once; control files take a value as a whole."""

@@ -32,6 +32,7 @@ class GroupV1:
     """
 
     into_directory = False
+    slows_writeback = False
     reusable = True
 
     def __init__(
@@ -47,6 +48,7 @@ class GroupV1:
         self._joined = False
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
+        self._slowed: dict[str, tuple[str, ...]] = {}
         self._written: GroupLimits | None = None
         memory = self._dirs.get("memory")
         self._memory = f"{memory}/memory." if memory else None
@@ -78,11 +80,16 @@ class GroupV1:
             self._set(f"{cpu}/cpu.cfs_quota_us", str(cpu_quota_us(limits) or -1))
         if blkio := self._late.get("blkio"):
             for field, name in _RATES.items():
-                rate = getattr(limits, field) or 0
-                if self._applied.get(name, "0") != str(rate):
-                    for disk in disks():
-                        self._files.write(f"{blkio}/{name}", f"{disk} {rate}")
-                    self._applied[name] = str(rate)
+                self._set_rate(f"{blkio}/{name}", getattr(limits, field))
+
+    def _set_rate(self, path: str, rate: int | None) -> None:
+        """On all disks: the one that a box writes to is another one each time it starts anew."""
+        now = disks() if rate else ()
+        for disk in set(self._slowed.get(path, ())) - set(now):
+            self._files.try_write(path, f"{disk} 0")
+        for disk in now:
+            self._files.write(path, f"{disk} {rate}")
+        self._slowed[path] = now
 
     def _set_memory(self, limits: Limits) -> None:
         """The limit with swap may never be below the one without; the order depends on the old."""
@@ -145,8 +152,8 @@ class GroupV1:
             # A process that forks while we move is found in the next round.
             for _ in range(100):
                 members = self._members() or [pid]
-                there = set(self._files.read(f"{path}/cgroup.procs").split())
-                waiting = [member for member in members if str(member).encode() not in there]
+                there = self._files.members(f"{path}/cgroup.procs")
+                waiting = [member for member in members if member not in there]
                 if not waiting:
                     break
                 for member in waiting:
@@ -156,7 +163,7 @@ class GroupV1:
 
     def _members(self) -> list[int]:
         for path in self.attach_files():
-            return [int(word) for word in self._files.read(path).split()]
+            return self._files.members(path)
         return []
 
     def counters(self) -> Counters:

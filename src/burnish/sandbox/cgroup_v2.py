@@ -23,6 +23,7 @@ class GroupV2:
     """One directory for all controllers."""
 
     into_directory = True
+    slows_writeback = True
 
     def __init__(
         self, directory: Path, controllers: Iterable[str], *, keep_open: bool = False
@@ -32,6 +33,7 @@ class GroupV2:
         self._names = frozenset(controllers)
         self._files = ControlFiles(keep_open=keep_open)
         self._applied: dict[str, str] = {}
+        self._slowed: tuple[str, ...] = ()
         self._written: GroupLimits | None = None
         self._keeps_peak = False
 
@@ -72,11 +74,14 @@ class GroupV2:
             self._keeps_peak = True
 
     def _set_rates(self, read: int | str, write: int | str) -> None:
-        value = f"rbps={read} wbps={write}"
-        if self._applied.get("io.max", "rbps=max wbps=max") != value:
-            for disk in disks():
-                self._files.write(f"{self._dir}/io.max", f"{disk} {value}")
-            self._applied["io.max"] = value
+        """On all disks: the one that a box writes to is another one each time it starts anew."""
+        path = f"{self._dir}/io.max"
+        now = () if (read, write) == ("max", "max") else disks()
+        for disk in set(self._slowed) - set(now):
+            self._files.try_write(path, f"{disk} rbps=max wbps=max")
+        for disk in now:
+            self._files.write(path, f"{disk} rbps={read} wbps={write}")
+        self._slowed = now
 
     def _set(self, name: str, value: str) -> None:
         if self._applied.get(name) != value:
@@ -137,7 +142,8 @@ class GroupV2:
         return int(self._files.read(f"{self._dir}/memory.current"))
 
     def left(self) -> None:
-        """Nothing was joined."""
+        """The next box has another disk."""
+        self._written = None
 
     def delete(self) -> bool:
         """Delete the group."""

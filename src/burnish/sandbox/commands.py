@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping
 
+from burnish.sandbox.files import UNSPEAKABLE
+
 INSIDE_ID = 65534
 """User and group inside the box: `nobody`, which owns nothing on the host."""
 HOSTNAME = "box"
@@ -24,12 +26,16 @@ def check_argv(argv: tuple[str, ...], env: Mapping[str, str], cwd: str | None = 
     """Refuse what no system could run.
 
     Raises:
-        ValueError: an empty command, a NUL byte, a bad variable name, a relative `cwd`.
+        ValueError: an empty command, a NUL byte, a bad variable name, a relative `cwd`, what no
+            bytes can be made from.
     """
     if cwd is not None and (not cwd.startswith("/") or "\0" in cwd):
         raise ValueError(f"cwd must be an absolute path, got {cwd[:100]!r}")
     if not argv or not argv[0]:
         raise ValueError("argv must name a program: it is empty")
+    for what, words in (("argv", argv), ("env", env.values()), ("cwd", (cwd or "",))):
+        if any(UNSPEAKABLE.search(word) for word in words):
+            raise ValueError(f"{what} has a lone surrogate that stands for no byte")
     if any("\0" in arg for arg in argv):
         raise ValueError("argv must not contain NUL bytes")
     if sum(len(key) + 4 * len(value) for key, value in env.items()) > _MAX_ENV_BYTES:

@@ -17,7 +17,7 @@ class SandboxConfig(Config):
 
     backend: Backend = "auto"
     """What runs the boxes; `auto` takes native, else bubblewrap (`burnish doctor` lists them).
-    `podman` and `docker` select the runtime that they bring, and nothing else of them."""
+    `podman` and `docker` run every command in a container of that engine."""
     max_boxes: int = Field(default=8, ge=1, le=65536)
     """Boxes alive at once; more callers wait."""
     control_groups: bool = True
@@ -27,6 +27,11 @@ class SandboxConfig(Config):
     longer; `auto` takes the compiled one if it is there."""
     warm_boxes: int = Field(default=8, ge=0, le=65536)
     """Native boxes that may be kept ready beyond `max_boxes`; about 1 MiB each."""
+    storage: Literal["memory", "disk"] = "memory"
+    """Native boxes: where what they write lies. `memory` counts within `memory_bytes`; `disk` takes
+    root, loop devices and mkfs.ext4, and sets `disk_bytes` aside for each box."""
+    storage_directory: Path | None = None
+    """With `storage = "disk"`: a directory on the disk for that. Absent: `/var/tmp`."""
     lease_s: float | None = Field(default=None, gt=0)
     """Native boxes end so long after they were handed out, used or not. Absent: never."""
     audit: Path | None = None

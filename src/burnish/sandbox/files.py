@@ -7,10 +7,13 @@ that the box left (links, pipes, devices, directories in the way) can lead out o
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from typing import NamedTuple
 
+# Those that `os.fsdecode` makes of bytes that are not UTF-8 do pass.
+UNSPEAKABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 32
 
@@ -26,8 +29,10 @@ def split_path(path: str) -> list[str]:
     """Components of a relative path that stays below.
 
     Raises:
-        ValueError: absolute, empty, climbing, too deep or with a NUL byte.
+        ValueError: absolute, empty, climbing, too deep, with a NUL byte or what stands for no byte.
     """
+    if UNSPEAKABLE.search(path):
+        raise ValueError("path has a lone surrogate that stands for no byte")
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or "\0" in path or not parts:
         raise ValueError(f"path must be relative and stay below /work, got {path[:100]!r}")

@@ -8,8 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from burnish.core.errors import UserError
 from burnish.core.records import Record
 from burnish.sandbox.cgroup import sweep
+from burnish.sandbox.engine.client import find_docker
+from burnish.sandbox.engine.guard import sweep as sweep_containers
+from burnish.sandbox.engine.images import sweep_images
 from burnish.sandbox.proctree import start_ticks
 from burnish.sandbox.remote.daemon import remove_dead_socket
 
@@ -30,7 +34,7 @@ class Leftover(Record, frozen=True, kw_only=True):
 
 def sweep_leftovers() -> tuple[Leftover, ...]:
     """Remove what no living process owns; what others own is left alone."""
-    return (*_control_groups(), *_files(), *_socket())
+    return (*_control_groups(), *_containers(), *_files(), *_socket())
 
 
 def _control_groups() -> Iterator[Leftover]:
@@ -45,6 +49,18 @@ def _control_groups() -> Iterator[Leftover]:
         for name in sorted(owned):
             if not (place / name).exists():
                 yield Leftover(kind="control group", path=str(place / name))
+
+
+def _containers() -> Iterator[Leftover]:
+    """Of a docker daemon, if there is one; and images of ours that nobody used for long."""
+    try:
+        docker = find_docker()
+        removed = sweep_containers(docker)
+        sweep_images(docker)
+    except (UserError, OSError):
+        return
+    for container in removed:
+        yield Leftover(kind="container", path=container)
 
 
 def _files() -> Iterator[Leftover]:

@@ -30,7 +30,7 @@ _FLOORS = {
 
 _LOCKED_KIB = 64
 # What the kernel counts for the user who made a box's user namespace, too: us, on the host.
-_QUEUED_SIGNALS = 256
+QUEUED_SIGNALS = 256
 # POSIX counts file sizes in these.
 _BLOCK_BYTES = 512
 # A backstop for what happens between two samples (see `proctree`). It must be wide: a program that
@@ -141,12 +141,12 @@ def rlimits(
 
 
 def bound_for_boxes() -> None:
-    """Limits of this process that boxes inherit and nobody asks for. See `native/zygote/main.c`.
+    """Limits of this process that boxes inherit and nobody asks for; as in `fallback/start.py`.
 
     With a core limit of 1 the kernel writes no core file and does not start what
     `kernel.core_pattern` names, which it does with any other, 0 too.
     """
-    for which, most in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_SIGPENDING, _QUEUED_SIGNALS)):
+    for which, most in ((resource.RLIMIT_CORE, 1), (resource.RLIMIT_SIGPENDING, QUEUED_SIGNALS)):
         _, soft, hard = _within_ours(which, most, most)
         resource.setrlimit(which, (soft, hard))
 

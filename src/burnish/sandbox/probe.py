@@ -10,6 +10,7 @@ from burnish.sandbox.bubblewrap.inspection import find_bwrap
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python, python_argv
 from burnish.sandbox.native.binary import helper_problem
+from burnish.sandbox.native.disk_storage import DEFAULT_DIRECTORY, open_uppers
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.native.room import Bound, memory_bound, this_host
 from burnish.sandbox.oci.probe import probe_runtimes
@@ -48,7 +49,7 @@ def probe() -> Probe:
         if pool is not None:
             asyncio.run(pool.close())
     checks += [_demoted(check, Importance.OPTIONAL) for check in probe_runtimes()]
-    checks.append(_criu_check())
+    checks += [_disk_check(), _criu_check()]
     return Probe(None if best is None else best.capabilities, tuple(checks))
 
 
@@ -95,6 +96,16 @@ def _helper_check() -> Check:
         fix="" if problem is None else _HELPER_FIX,
         importance=Importance.BETTER,
     )
+
+
+def _disk_check() -> Check:
+    name = "sandbox on disk"
+    try:
+        open_uppers(None).close()
+    except UserError as error:
+        optional = Importance.OPTIONAL
+        return Check(name=name, ok=False, detail=error.what, fix=error.fix, importance=optional)
+    return Check(name=name, ok=True, detail=f'storage = "disk" writes to {DEFAULT_DIRECTORY}')
 
 
 def _room_check(limit: Bound, memory: Bound) -> Check:

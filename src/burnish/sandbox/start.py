@@ -65,8 +65,22 @@ def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
 
 
 def _start(wanted: Wanted) -> SandboxPool:
-    if wanted.config.backend != "auto":
-        return _BACKENDS[wanted.config.backend](wanted)
+    name: str = wanted.config.backend
+    if wanted.config.storage == "disk":
+        if name == "remote":
+            raise UserError(
+                "where boxes of other hosts write is up to those.",
+                fix="start those with `burnish sandbox serve --storage disk`, and leave out "
+                "sandbox.storage here",
+            )
+        if name not in ("auto", "native"):
+            raise UserError(
+                f"the {name} sandbox keeps what boxes write in memory.",
+                fix='set sandbox.storage = "memory", or sandbox.backend = "native"',
+            )
+        name = "native"
+    if name != "auto":
+        return _BACKENDS[name](wanted)
     problems: list[UserError | ClassifiedFailure] = []
     for name in PREFERRED:
         try:
@@ -103,6 +117,12 @@ def _oci(runtime: str) -> Callable[[Wanted], SandboxPool]:
     return start
 
 
+def _docker(wanted: Wanted) -> SandboxPool:
+    from burnish.sandbox.engine.pool import DockerPool
+
+    return DockerPool(wanted.config, images=wanted, network=wanted.network())
+
+
 def _remote(wanted: Wanted) -> SandboxPool:
     from burnish.sandbox.remote.fleet import FleetPool
 
@@ -137,7 +157,7 @@ _BACKENDS: dict[str, Callable[[Wanted], SandboxPool]] = {
     "runc": _oci("runc"),
     "gvisor": _oci("runsc"),
     "podman": _oci("podman"),
-    "docker": _oci("docker"),
+    "docker": _docker,
     "remote": _remote,
 }
 PREFERRED = ("native", "bubblewrap")

@@ -84,6 +84,30 @@ TRAINER_BUSY_RATIO = _metric(
 CACHED_TOKEN_RATIO = _metric(
     "cached_token_ratio", "ratio", _MEAN, "Prompt tokens whose keys and values were reused."
 )
+ENGINE_QUEUE_P95 = _metric(
+    "engine_queue_p95_s", "s", _LAST, "95% of requests waited no longer for their first forward."
+)
+ENGINE_FIRST_TOKEN_MEAN = _metric(
+    "engine_first_token_mean_s", "s", _LAST, "Mean time from arrival to the first token."
+)
+ENGINE_FIRST_TOKEN_P95 = _metric(
+    "engine_first_token_p95_s", "s", _LAST, "95% of requests had their first token by then."
+)
+ENGINE_INTER_TOKEN_MEAN = _metric(
+    "engine_inter_token_mean_s", "s", _LAST, "Mean time between two tokens of one request."
+)
+ENGINE_INTER_TOKEN_P95 = _metric(
+    "engine_inter_token_p95_s", "s", _LAST, "95% of tokens followed the one before within this."
+)
+ENGINE_USED_PAGE_RATIO = _metric(
+    "engine_used_page_ratio", "ratio", _LAST, "Share of the cache's pages that are in use."
+)
+ENGINE_PREEMPTIONS = _metric(
+    "engine_preemptions", "requests", _SUM, "Requests that had to give pages back.", "how"
+)
+ENGINE_FAILED_REQUESTS = _metric(
+    "engine_failed_requests", "requests", _SUM, "Requests that ended with a failure of their own."
+)
 STEP_SECONDS = _metric("step_s", "s", _SUM, "Wall clock of the step.")
 PUBLICATION_SECONDS = _metric("publication_s", "s", _SUM, "Handing new weights to the engine.")
 

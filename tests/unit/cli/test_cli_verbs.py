@@ -21,7 +21,10 @@ from burnish.cli.main import main
 from burnish.envs import registry
 from burnish.quality.report import ProbeVerdict, QualityReport
 
-COMMANDS = ("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain")
+COMMANDS = (
+    *("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain"),
+    "bench engine",
+)
 SANDBOX_FLAGS = {
     "create": ["--allow", "--deterministic", "--image", "--json", "--privileges"],
     "exec": [
@@ -41,7 +44,7 @@ SANDBOX_FLAGS = {
     "sweep": ["--json"],
     "serve": [
         *("--audit", "--backend", "--json", "--lease", "--listen", "--max-boxes", "--socket"),
-        *("--tls-cert", "--tls-key", "--token-file"),
+        *("--storage", "--storage-directory", "--tls-cert", "--tls-key", "--token-file"),
     ],
     "audit verify": ["--heads", "--json"],
     "audit show": ["--json"],
@@ -88,6 +91,7 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "env list": ["--json"],
         "env play": ["--index", "--json", "--split"],
         "config explain": ["--config", "--json", "--set", "-c"],
+        "bench engine": ["--json", "--plot", "--quick", "--set"],
     }
 
 

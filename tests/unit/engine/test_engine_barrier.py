@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from burnish.core.errors import UserError
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, Generation
 from burnish.model.decoder import Decoder
+from burnish.rollout.engine import batch
 from burnish.rollout.engine.barrier import Barrier
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits
@@ -197,6 +198,47 @@ def test_closing_interrupts_a_wave(
         return result
 
     assert len(asyncio.run(main()).token_ids) == 3
+
+
+def test_in_a_wave_a_broken_request_fails_and_the_others_are_answered(
+    decoder: Decoder, request_for: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = batch.sample_next
+
+    def broken(model: Any, hidden: torch.Tensor, sequences: Any) -> Any:
+        bad = torch.tensor([s.request.request_id == "b" for s in sequences])
+        return real(model, hidden.masked_fill(bad[:, None], torch.nan), sequences)
+
+    monkeypatch.setattr(batch, "sample_next", broken)
+
+    async def main() -> list[Any]:
+        barrier = Barrier()
+        worker = EngineWorker(
+            decoder.config, decoder.state_dict(), limits=LIMITS, num_threads=1, barrier=barrier
+        )
+
+        async def deltas(name: str) -> list[Any]:
+            request = request_for(name, [1, 2], max_tokens=4)
+            return [delta async for delta in worker.stream(request)]
+
+        for _ in range(3):
+            barrier.enter()
+        async with asyncio.timeout(DEADLINE_S):
+            results = await asyncio.gather(
+                deltas("a"),
+                deltas("b"),
+                worker.generate(request_for("c", [1, 2], max_tokens=4)),
+                return_exceptions=True,
+            )
+        await worker.close()
+        return results
+
+    streamed, failed, whole = asyncio.run(main())
+    assert isinstance(failed, ClassifiedFailure)
+    # In a wave nothing is told before the end, and nothing is timed.
+    assert [len(delta.token_ids) for delta in streamed] == [4]
+    assert len(whole.token_ids) == 4
+    assert whole.queued_s == whole.first_token_s == 0.0
 
 
 def test_leaving_without_entering_is_our_bug() -> None:

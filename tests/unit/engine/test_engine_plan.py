@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.rollout.engine.cache.buckets import bucket_rows
-from burnish.rollout.engine.plan import Chunk, Load, may_admit, plan_step
+from burnish.rollout.engine.plan import Chunk, Load, may_admit, may_swap, plan_step
 
 SIZE = 4
 
@@ -17,6 +17,18 @@ def test_decodes_come_first_and_prompts_fill_what_is_left() -> None:
     plan = plan_step([held(0, 10), held(8, 1)], room=9, budget_tokens=6, page_size=SIZE)
     assert plan.chunks == (Chunk(1, 1, 1), Chunk(0, 5, 2))
     assert not plan.is_short
+
+
+def test_a_long_prompt_leaves_half_of_the_budget_to_those_behind_it() -> None:
+    def shares(*pending: int) -> list[int]:
+        running = [held(0, n) for n in pending]
+        plan = plan_step(running, room=99, budget_tokens=20, page_size=SIZE)
+        return [tokens for _, tokens in sorted((c.position, c.num_tokens) for c in plan.chunks)]
+
+    assert shares(90) == [20]
+    assert shares(90, 90, 90) == [10, 10]
+    assert shares(90, 4, 3) == [13, 4, 3]
+    assert shares(1, 90, 4) == [1, 15, 4]
 
 
 def test_a_page_shortage_is_reported() -> None:
@@ -60,6 +72,22 @@ def test_admission_leaves_a_page_for_each_running_sequence() -> None:
     assert not admit(4, 1)
     assert admit(5, 1)
     assert not admit(99, 4)
+
+
+def test_pages_are_swapped_where_that_is_cheaper_and_there_is_room() -> None:
+    def swap(num_tokens: int, flops_per_token: float, room_bytes: int = 10**9) -> bool:
+        return may_swap(
+            num_tokens=num_tokens,
+            num_bytes=1_000_000,
+            flops_per_token=flops_per_token,
+            room_bytes=room_bytes,
+        )
+
+    # Moving a megabyte out and back is worth 40 MFLOP.
+    assert swap(16, 2.7e8)
+    assert not swap(16, 2.7e8, room_bytes=999_999)
+    assert swap(100, 0.41e6)
+    assert not swap(100, 0.39e6)
 
 
 @given(st.lists(st.integers(1, 500), max_size=60))

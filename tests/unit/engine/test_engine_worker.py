@@ -42,7 +42,7 @@ def play(decoder: Decoder, scenario: Any, **options: Any) -> Any:
 
 async def packed(worker: EngineWorker) -> None:
     """Until an update that runs beside a held step has only the swap before it."""
-    while not worker._loop._calls:
+    while not worker._loop._calls:  # noqa: ASYNC110 - what is waited for sets no event
         await asyncio.sleep(0)
 
 

@@ -200,6 +200,31 @@ def test_version_2_shares_processors_and_disks(tmp_path: Path) -> None:
     assert not disks() or (folder / "io.max").read_text().endswith(" rbps=9 wbps=max")
 
 
+def test_rates_follow_a_box_to_its_next_disk(
+    tmp_path: Path, v1: dict[str, Path], late: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = msgspec.structs.replace(LIMITS, write_bytes_per_s=9)
+    first = with_late(v1, late)
+    throttle = late["blkio"] / "blkio.throttle.write_bps_device"
+    throttle.write_text("")
+    folder = fill(tmp_path / "box", {"io.max": ""})
+    second = GroupV2(folder, ("io",))
+    for group, file, rule, none in (
+        (first, throttle, "{} 9", "{} 0"),
+        (second, folder / "io.max", "{} rbps=max wbps=9", "{} rbps=max wbps=max"),
+    ):
+        for disk in ("7:1", "7:2"):
+            monkeypatch.setattr("burnish.sandbox.cgroup_v1.disks", lambda disk=disk: (disk,))
+            monkeypatch.setattr("burnish.sandbox.cgroup_v2.disks", lambda disk=disk: (disk,))
+            group.join(41)
+            group.set_limits(slow)
+            assert file.read_text().startswith(rule.format(disk))
+            group.left()
+        group.join(41)
+        group.set_limits(LIMITS)
+        assert file.read_text().startswith(none.format("7:2"))
+
+
 def test_only_disks_that_hold_something_are_limited(tmp_path: Path) -> None:
     fill(tmp_path / "vda", {"size": "2048\n", "dev": "254:0\n"})
     fill(tmp_path / "loop0", {"size": "0\n", "dev": "7:0\n"})

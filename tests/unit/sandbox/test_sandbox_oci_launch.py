@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.keeper.children import child_pids, readable
-from burnish.sandbox.oci.host import box_users
-from burnish.sandbox.oci.launch import MarkedCapture, OciLaunch, Plan, parse_pid
+from burnish.sandbox.oci.launch import OciLaunch, Plan, parse_pid
 from burnish.sandbox.oci.launcher import READY, STARTED, launcher_script
+from burnish.sandbox.oci.marks import MarkedCapture
+from burnish.sandbox.oci.podman import unshare_command
 from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.oci.runtime import Runtime, RuntimeName, find_runtime, parse_version
+from burnish.sandbox.oci.users import box_users
 
 WHOLE = "0 0 4294967295"
 
@@ -103,6 +106,7 @@ def test_no_version_text_breaks_us(text: str) -> None:
         ("crun version 1.8.1\ncommit: f8", "1.8.1"),
         ("runc version 1.1.5+ds1\n", "1.1.5+ds1"),
         ("runsc version 0.0~20221219.0\nspec: 1.0.2-dev", "0.0~20221219.0"),
+        ("podman version 4.3.1\n", "4.3.1"),
         ("runsc version release-20240101.0\n", "20240101.0"),
         ("", ""),
     ],
@@ -116,8 +120,8 @@ def test_a_runtime_that_is_absent_is_named_with_the_command_that_installs_it() -
         find_runtime("runsc", "/nonexistent")
     with pytest.raises(UserError, match="crun, runc"):
         find_runtime("kata")
-    with pytest.raises(UserError, match="apt-get install runc"):
-        find_runtime("docker", "/nonexistent")
+    with pytest.raises(UserError, match="apt-get install podman"):
+        find_runtime("podman", "/nonexistent")
 
 
 def fake(tmp_path: Path, name: str, script: str) -> str:
@@ -127,10 +131,14 @@ def fake(tmp_path: Path, name: str, script: str) -> str:
     return str(tmp_path)
 
 
-def test_engines_mean_the_runtime_that_they_bring(tmp_path: Path) -> None:
-    folder = fake(tmp_path, "runc", "echo runc version 9.9")
-    assert find_runtime("podman", folder).name is RuntimeName.RUNC
-    assert find_runtime("docker", folder).version == "9.9"
+def test_a_podman_that_serves_no_ordinary_user_says_why_in_one_line(tmp_path: Path) -> None:
+    fake(tmp_path, "podman", "echo no range >&2; echo for you >&2; exit 125")
+    broken = Runtime(name=RuntimeName.PODMAN, path=str(tmp_path / "podman"), version="4")
+    with pytest.raises(UserError, match="no range for you") as caught:
+        unshare_command(broken)
+    assert "\n" not in str(caught.value)
+    fake(tmp_path, "podman", 'shift; exec "$@"')
+    assert unshare_command(broken) == (broken.path, "unshare")
 
 
 @pytest.mark.parametrize(
@@ -164,9 +172,12 @@ def test_a_kernel_that_dies_under_its_program_is_told_from_one_that_reports(
     script = f"echo {READY.decode().strip()!r} >&2; echo $$ > pid; read -r go; {end}"
 
     async def main() -> tuple[bool, int]:
+        def write_bundle(bundle: Path) -> list[str]:
+            (bundle / "inbox").mkdir()
+            return ["/bin/sh", "-c", f"cd {shlex.quote(str(bundle))}; {script}"]
+
         plan = Plan(
-            command=lambda bundle: ["/bin/sh", "-c", f"cd {shlex.quote(str(bundle))}; {script}"],
-            write_bundle=lambda bundle: (bundle / "inbox").mkdir(),
+            write_bundle=write_bundle,
             attach=None,
             attach_runtime=(),
             remove_group=lambda bundle: None,
@@ -189,7 +200,7 @@ def test_root_gives_each_box_users_of_its_own() -> None:
     boxes = [
         box_users(runtime(RuntimeName.RUNC), n, privileged=True, uid_map=WHOLE) for n in (0, 1)
     ]
-    ids = [mapping.host_id for users in boxes for mapping in users.id_map]
+    ids = [mapping.host_id for users in boxes for mapping in users.uid_map]
     assert len(set(ids)) == 4
     assert min(ids) >= 1_900_000_000
     assert all(users.identity is not None for users in boxes)
@@ -197,7 +208,7 @@ def test_root_gives_each_box_users_of_its_own() -> None:
 
 def test_root_of_a_container_uses_what_it_has() -> None:
     small = box_users(runtime(RuntimeName.CRUN), 3, privileged=True, uid_map="0 100000 65536")
-    assert {mapping.host_id for mapping in small.id_map} == {65534, 65533}
+    assert {mapping.host_id for mapping in small.uid_map} == {65534, 65533}
     tiny = box_users(runtime(RuntimeName.CRUN), 3, privileged=True, uid_map="0 1000 1")
     assert tiny.identity is None
 
@@ -205,8 +216,33 @@ def test_root_of_a_container_uses_what_it_has() -> None:
 @pytest.mark.parametrize("name", list(RuntimeName))
 def test_an_ordinary_user_maps_the_one_id_that_it_has(name: RuntimeName) -> None:
     users = box_users(runtime(name), 0, privileged=False)
-    (mapping,) = users.id_map
+    (mapping,) = users.uid_map
+    assert users.gid_map == users.uid_map
     assert (users.identity, mapping.host_id, mapping.size) == (None, 0, 1)
+
+
+ids = st.integers(0, 2**32 - 2)
+
+
+@given(uid=ids, gid=ids, name=st.sampled_from(RuntimeName))
+def test_an_images_user_is_one_that_owns_the_files_outside(
+    uid: int, gid: int, name: RuntimeName
+) -> None:
+    users = box_users(runtime(name), 1, privileged=True, user=ImageUser(uid, gid), uid_map=WHOLE)
+    assert users.inside == (uid, gid)
+    assert users.identity is not None
+    for number, mapped in ((uid, users.uid_map), (gid, users.gid_map)):
+        by_inside = {mapping.container_id: mapping.host_id for mapping in mapped}
+        assert by_inside[number] == users.identity.uid
+        assert len(by_inside) == len(mapped) == len(set(by_inside.values()))
+        assert 0 in by_inside
+
+
+def test_a_user_for_whom_there_is_no_id_is_a_users_mistake() -> None:
+    with pytest.raises(UserError, match="1000:1000"):
+        box_users(runtime(RuntimeName.RUNC), 0, privileged=False, user=ImageUser(1000, 1000))
+    users = box_users(runtime(RuntimeName.CRUN), 0, privileged=False, user=ImageUser(7, 8))
+    assert (users.uid_map[0].container_id, users.gid_map[0].container_id) == (7, 8)
 
 
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)

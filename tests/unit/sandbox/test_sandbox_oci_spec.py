@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.sandbox.oci.calls import ALLOWED
-from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
+from burnish.sandbox.oci.filter import oci_filter, plain_filter
 from burnish.sandbox.oci.spec import Argument, Bind, BoxSpec, IdMapping, build_spec
 from burnish.sandbox.syscalls import DENIED, SPECIAL
 
@@ -19,7 +19,7 @@ binds = st.lists(
 
 
 def built(**changes: object) -> dict[str, object]:
-    box = BoxSpec(root="/r", args=("/bin/sh",), uid=65534, id_map=(), binds=())
+    box = BoxSpec(root="/r", args=("/bin/sh",), uid=65534, gid=65534, binds=())
     spec = build_spec(msgspec.structs.replace(box, **changes))
     loaded = json.loads(msgspec.json.encode(spec))
     assert isinstance(loaded, dict)
@@ -28,13 +28,13 @@ def built(**changes: object) -> dict[str, object]:
 
 @given(binds=binds, uid=st.sampled_from([0, 65534]))
 def test_no_box_has_a_privilege_or_a_writable_root(binds: list[Bind], uid: int) -> None:
-    spec = built(binds=tuple(binds), uid=uid)
+    spec = built(binds=tuple(binds), uid=uid, gid=7)
     assert spec["root"] == {"path": "/r", "readonly": True}
     process = spec["process"]
     assert process["noNewPrivileges"] is True
     sets = {"bounding", "effective", "inheritable", "permitted", "ambient"}
     assert process["capabilities"] == {name: [] for name in sets}
-    assert process["user"] == {"uid": uid, "gid": uid}
+    assert process["user"] == {"uid": uid, "gid": 7}
 
 
 @given(binds=binds)
@@ -53,7 +53,7 @@ def test_every_namespace_is_new_and_none_is_joined() -> None:
     alone = built()["linux"]["namespaces"]
     assert {n["type"] for n in alone} == {"pid", "ipc", "uts", "mount", "network"}
     mapping = IdMapping(container_id=0, host_id=5, size=1)
-    linux = built(id_map=(mapping,))["linux"]
+    linux = built(uid_map=(mapping,), gid_map=(mapping,))["linux"]
     assert {"type": "user"} in linux["namespaces"]
     assert linux["uidMappings"] == [{"containerID": 0, "hostID": 5, "size": 1}]
     assert linux["gidMappings"] == linux["uidMappings"]
@@ -157,6 +157,6 @@ def test_only_plain_protocols_are_allowed(protocol: int) -> None:
 
 
 def test_gvisors_filter_differs_in_what_an_unlisted_call_answers_only() -> None:
-    ours, theirs = oci_filter("x86_64"), gvisor_filter("x86_64")
+    ours, theirs = oci_filter("x86_64"), plain_filter("x86_64")
     assert theirs.syscalls == ours.syscalls
     assert theirs.default_action == "SCMP_ACT_TRACE"

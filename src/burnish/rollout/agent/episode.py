@@ -112,6 +112,7 @@ async def _play(
                 stop_token_ids=renderer.stop_token_ids,
                 seed=derive_seed(plan.seed, "turn", turn),
             ),
+            session_id=plan.rollout_id,
         )
         with boundary(FailureKind.INFRA, "engine.generate"):
             generation = await engine.generate(request)

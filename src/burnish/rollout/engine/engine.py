@@ -138,6 +138,11 @@ class EngineCore:
         return self._scheduler.memory.saved_bytes
 
     @property
+    def served(self) -> Prepared | None:
+        """The weights that answer now; None while they are given back."""
+        return self._served
+
+    @property
     def is_asleep(self) -> bool:
         """Whether the cache's memory is given back."""
         return self._cache is None

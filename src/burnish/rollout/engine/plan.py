@@ -1,8 +1,9 @@
 """What the next step does, decided from counts alone. Pure: returns decisions, touches nothing.
 
 Order of service is that of the queue. Decodes come before prompt chunks (they are cheap and free
-pages sooner); when pages run out the last running sequence gives its pages back, to host memory
-if that is cheaper than computing them again.
+pages sooner); a long prompt leaves half of the budget to those behind it. When pages run out the
+last running sequence gives its pages back, to host memory if that is cheaper than computing them
+again.
 """
 
 from collections.abc import Sequence as Seq
@@ -71,9 +72,15 @@ def plan_step(running: Seq[Load], *, room: int, budget_tokens: int, page_size: i
     """
     singles: list[Chunk] = []
     longer: list[Chunk] = []
-    for i in sorted(range(len(running)), key=lambda i: running[i].num_pending > 1):
+    decodes = [i for i, load in enumerate(running) if load.num_pending == 1]
+    prompts = [i for i, load in enumerate(running) if load.num_pending > 1]
+    left = budget_tokens - len(decodes)
+    # The first prompt leaves half of the budget to those behind it, as far as they can use it.
+    reserved = min(max(left, 0) // 2, sum(running[i].num_pending for i in prompts[1:]))
+    for i in (*decodes, *prompts):
         load = running[i]
-        num_tokens = min(load.num_pending, budget_tokens)
+        kept = reserved if prompts and i == prompts[0] else 0
+        num_tokens = min(load.num_pending, budget_tokens - kept)
         if num_tokens == 0:
             break
         new = max(0, -(-(load.num_computed + num_tokens) // page_size) - load.num_pages)

@@ -150,6 +150,8 @@ def _kill(node: Node) -> list[Node]:
     nodes = list(_branch(node))
     for dead in nodes:
         dead.is_alive = False
+        # Parents and children refer to each other: freed at once, not by the cycle collector.
+        dead.children, dead.partial = {}, {}
     return nodes
 
 

@@ -107,7 +107,9 @@ class Scheduler:
             return
         if not self.running:
             self.memory.renew_pins()
-        budget = self.limits.budget_tokens - sum(s.num_pending for s in self.running)
+        # One prompt takes half of the budget at most, so that it keeps nobody else from starting.
+        most = max(1, self.limits.budget_tokens // 2)
+        budget = self.limits.budget_tokens - sum(min(s.num_pending, most) for s in self.running)
         reading: dict[Node, list[Sequence]] = {}
         for sequence in self.running:
             _note_reading(reading, sequence)
@@ -115,29 +117,29 @@ class Scheduler:
             head = self.waiting.head()
             if head is None or len(self.running) >= self.limits.max_running:
                 return
+            match = None
             if head.saved is None:
                 match = self.memory.match(head)
                 leader = self._leader(head, match, reading)
                 if leader is not None:
                     self.waiting.park(head, leader, self._target(head, leader, match))
                     continue
-            if not self._enter(head):
+            if not self._enter(head, match):
                 if self.running or not self._relieve(head):
                     return
                 continue
-            budget -= head.num_pending
+            budget -= min(head.num_pending, most)
             _note_reading(reading, head)
 
-    def _enter(self, sequence: Sequence) -> bool:
-        """Start a waiting sequence if there are pages for it."""
+    def _enter(self, sequence: Sequence, match: Match | None) -> bool:
+        """Start a waiting sequence if there are pages for it; without a match, from host memory."""
         memory, num_running = self.memory, len(self.running)
-        if sequence.saved is not None:
+        if match is None:
             if not memory.may_restore(sequence, num_running):
                 return False
             self.waiting.remove(sequence)
             memory.restore(sequence)
         else:
-            match = memory.match(sequence)
             if not memory.fits(sequence, match, num_running):
                 # The page being copied may be the very one that is missing.
                 match = match.without_tail()

@@ -10,6 +10,8 @@ from burnish.rollout.engine.limits import CoreLimits
 
 # More alternatives per token cost more to sort and to carry than they tell.
 MAX_TOP_LOGPROBS = 64
+# How long a request can be kept waiting grows with the levels above it.
+_MAX_PRIORITY = 100
 
 
 class Bounds(NamedTuple):
@@ -111,6 +113,11 @@ def _check_params(params: SamplingParams, where: str) -> None:
 
 
 def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> None:
+    if abs(request.priority) > _MAX_PRIORITY:
+        raise UserError(
+            f"{where} priority is {request.priority}.",
+            fix=f"use -{_MAX_PRIORITY}..{_MAX_PRIORITY}.",
+        )
     if request.params.stop and not bounds.can_decode:
         raise UserError(
             f"{where} it has stop strings, but the engine was given no tokenizer.",

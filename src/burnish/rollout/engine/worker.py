@@ -138,9 +138,15 @@ class EngineWorker:
             ClassifiedFailure: of kind `infra`, if the engine failed or is closed.
         """
         prepared = await self._prepare(state)
-        await self._call(
-            lambda: self._loop.deliver(self._core.update_weights(prepared, version, inflight))
-        )
+        retired: list[Prepared | None] = []
+
+        def run() -> None:
+            retired.append(self._core.served)
+            self._loop.deliver(self._core.update_weights(prepared, version, inflight))
+
+        await self._call(run)
+        # Giving 400 MB back takes as long as several steps: not on the engine's thread.
+        await asyncio.to_thread(retired.clear)
 
     async def pause(self) -> None:
         """Stand still after the present step (with a barrier: wave). Idempotent."""

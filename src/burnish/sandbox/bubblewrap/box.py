@@ -61,7 +61,7 @@ class Box(StoredBox):
         return Launch(self._plan)
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
-        return launcher_script(argv, request.env, request.cwd, bounds)
+        return launcher_script(argv, request.variables, request.directory, bounds)
 
     def _make_plan(self) -> Plan:
         host, group = self._host, self._group

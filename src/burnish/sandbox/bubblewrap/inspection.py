@@ -145,7 +145,7 @@ async def _self_test(host: Host, privileged: bool) -> bool:
     """Returns whether boxes can have a network."""
     box = Box(host, "self-test", box_identity(privileged, 0), PROXY_PORT)
     status = ("cat", "/proc/self/status")
-    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=os.fsencode(WORK), limits=Limits())
     try:
         has_network = await box.has_network()
         result = await box.run(status, request)

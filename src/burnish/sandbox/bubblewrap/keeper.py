@@ -21,13 +21,13 @@ class BubblewrapMaker:
         self._host = host
         self._privileged = privileged
 
-    def make(self, name: str, slot: int, request: CreateBox) -> Box:
+    async def make(self, name: str, slot: int, request: CreateBox) -> Box:
         """See `BoxMaker`. There are no images here, which the pool has checked."""
         assert not request.root
         identity = box_identity(self._privileged, slot)
         return Box(self._host, name, identity, request.proxy_port)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See `BoxMaker`."""
         close_host(self._host)
 

@@ -85,6 +85,7 @@ class Launch:
         finally:
             for descriptor in placed.values():
                 os.close(descriptor)
+        self.root_pid = self.monitor_pid
         plan.helpers.add(self.monitor_pid)
 
     async def prepare(self) -> None:

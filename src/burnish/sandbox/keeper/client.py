@@ -45,6 +45,7 @@ class KeeperClient:
         module: str,
         control_groups: bool = True,
         arguments: tuple[str, ...] = (),
+        launcher: tuple[str, ...] = (),
     ) -> None:
         """Start it and wait until it has tried a box.
 
@@ -53,6 +54,7 @@ class KeeperClient:
             module: what the keeper runs.
             control_groups: use them where possible.
             arguments: more words on its command line.
+            launcher: what runs it; by default we do.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
@@ -67,6 +69,7 @@ class KeeperClient:
         with theirs, givers:
             self._process = subprocess.Popen(
                 [
+                    *launcher,
                     sys.executable,
                     "-m",
                     module,
@@ -78,10 +81,7 @@ class KeeperClient:
                 ],
                 pass_fds=(theirs.fileno(), givers.fileno()),
                 stdin=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
-                },
+                env={**os.environ, "PYTHONPATH": _search_path()},
                 start_new_session=True,  # Ctrl-C is for the owner, who then ends us in order
             )
         self.capabilities = self._hello()
@@ -234,6 +234,10 @@ class KeeperClient:
         return bytes(buffer)
 
 
+def _search_path() -> str:
+    return os.pathsep.join(map(os.path.abspath, filter(None, sys.path)))
+
+
 def failure(message: str) -> ClassifiedFailure:
     """A failure of the isolation layer."""
     return ClassifiedFailure(
@@ -242,6 +246,8 @@ def failure(message: str) -> ClassifiedFailure:
 
 
 def _exception(reply: Failed) -> Exception:
+    if reply.fix:
+        return UserError(reply.message, fix=reply.fix)
     if reply.errno:
         return OSError(reply.errno, reply.message)
     return failure(reply.message)

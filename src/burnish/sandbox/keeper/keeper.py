@@ -14,7 +14,7 @@ import subprocess
 from typing import NamedTuple, Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
-from burnish.core.errors import one_line
+from burnish.core.errors import UserError, one_line
 from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import (
     HEADER,
@@ -62,15 +62,16 @@ def parse_start(arguments: list[str]) -> Start:
 class BoxMaker(Protocol):
     """Makes the boxes of one keeper."""
 
-    def make(self, name: str, slot: int, request: CreateBox) -> StoredBox:
+    async def make(self, name: str, slot: int, request: CreateBox) -> StoredBox:
         """A box with the user ids of a free slot.
 
         Raises:
             OSError: the host is out of something.
+            UserError: its user is nobody here.
         """
         ...
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Free what is left when no box lives any more."""
         ...
 
@@ -132,6 +133,8 @@ class Keeper:
             reply = await self._do(request)
         except asyncio.CancelledError:
             reply = Failed(id=request.id, errno=0, message="cancelled")
+        except UserError as error:
+            reply = Failed(id=request.id, errno=0, message=error.what, fix=error.fix)
         except (OSError, subprocess.SubprocessError, KeyError) as error:
             number = error.errno or 0 if isinstance(error, OSError) else 0
             reply = Failed(id=request.id, errno=number, message=one_line(error))
@@ -155,9 +158,9 @@ class Keeper:
             if isinstance(request, Listen):
                 return self._hand_over(request, await box.listen())
             if isinstance(request, WriteFile):
-                await box.write_file(request.path, request.data)
+                await box.write_file(os.fsdecode(request.path), request.data)
                 return Done(id=request.id)
-            data = await box.read_file(request.path, request.limit_bytes)
+            data = await box.read_file(os.fsdecode(request.path), request.limit_bytes)
             return Done(id=request.id, data=data)
         finally:
             self._running.get(request.box, set()).discard(task)
@@ -175,8 +178,8 @@ class Keeper:
         slot = await self._slots.get()
         number, self._num_made = self._num_made, self._num_made + 1
         try:
-            box = self._maker.make(f"box-{number}", slot, request)
-        except OSError:
+            box = await self._maker.make(f"box-{number}", slot, request)
+        except BaseException:
             self._slots.put_nowait(slot)
             raise
         self._boxes[number] = (box, slot)
@@ -204,7 +207,7 @@ class Keeper:
             await asyncio.wait(tasks)
         for number in list(self._boxes):
             await self._destroy(number)
-        self._maker.close()
+        await self._maker.close()
 
 
 async def _run(box: StoredBox, request: Exec) -> ExecResult:

@@ -114,10 +114,21 @@ def make_base() -> Path:
 
 def mount_tmpfs(path: str, *, size_bytes: int, mode: int, owner: Identity | None = None) -> None:
     """A file system in memory with room for `size_bytes`."""
-    data = f"{_size(size_bytes)},mode={mode:o}"
+    data = f"{tmpfs_size(size_bytes)},mode={mode:o}"
     if owner is not None:
         data += f",uid={owner.uid},gid={owner.gid}"
     _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, data)
+
+
+def tmpfs_size(size_bytes: int, num_inodes: int | None = None) -> str:
+    """Its options of mount.
+
+    Args:
+        size_bytes: of all files.
+        num_inodes: files and directories; by default in proportion to the size.
+    """
+    # Inodes cost kernel memory too: one per page of space is more than any honest program needs.
+    return f"size={size_bytes},nr_inodes={num_inodes or max(256, size_bytes // 4096)}"
 
 
 def resize_tmpfs(path: str, size_bytes: int, num_inodes: int | None = None) -> None:
@@ -132,7 +143,7 @@ def resize_tmpfs(path: str, size_bytes: int, num_inodes: int | None = None) -> N
         OSError: EINVAL if more than that is in use.
     """
     flags = _MS_NOSUID | _MS_NODEV | _MS_REMOUNT
-    _mount("tmpfs", path, "tmpfs", flags, _size(size_bytes, num_inodes))
+    _mount("tmpfs", path, "tmpfs", flags, tmpfs_size(size_bytes, num_inodes))
 
 
 def bind(source: str, target: str) -> None:
@@ -174,11 +185,6 @@ def mount_plain_tmpfs(path: str, *, size_bytes: int) -> None:
 def unmount(path: str) -> None:
     """Detach at once; freed when the last user is gone."""
     _check(_libc.umount2(path.encode(), _MNT_DETACH), f"umount {path}")
-
-
-def _size(size_bytes: int, num_inodes: int | None = None) -> str:
-    # Inodes cost kernel memory too: one per page of space is more than any honest program needs.
-    return f"size={size_bytes},nr_inodes={num_inodes or max(256, size_bytes // 4096)}"
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 
 import msgspec
@@ -22,6 +22,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.commands import WORK, check_argv
 from burnish.sandbox.files import split_path
 from burnish.sandbox.images.base import ImageRoot, Images
+from burnish.sandbox.images.running import check_workdir, image_user
 from burnish.sandbox.keeper.box_network import BoxNetwork
 from burnish.sandbox.keeper.client import KeeperClient, failure
 from burnish.sandbox.keeper.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
@@ -101,7 +102,9 @@ class KeptBox:
         """
         split_path(path)
         client = self._client
-        await client.ask(WriteFile(id=client.next_id(), box=self._number, path=path, data=data))
+        await client.ask(
+            WriteFile(id=client.next_id(), box=self._number, path=os.fsencode(path), data=data)
+        )
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
         """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
@@ -114,7 +117,12 @@ class KeptBox:
         split_path(path)
         client = self._client
         done = await client.ask(
-            ReadFile(id=client.next_id(), box=self._number, path=path, limit_bytes=limit_bytes)
+            ReadFile(
+                id=client.next_id(),
+                box=self._number,
+                path=os.fsencode(path),
+                limit_bytes=limit_bytes,
+            )
         )
         return done.data
 
@@ -146,17 +154,14 @@ class KeptBox:
         check_limits(limits)
         check_enforced(limits, client.capabilities)
         if keep:
-            raise UserError(
-                f"the {client.capabilities.backend} sandbox ends every process with its command.",
-                fix="leave keep out, or choose the native sandbox",
-            )
+            raise _keeps_nothing(client)
         request = Exec(
             id=client.next_id(),
             box=self._number,
             argv=tuple(os.fsencode(arg) for arg in argv),
             stdin=stdin,
-            env=env,
-            cwd=cwd,
+            env=_encoded(env),
+            cwd=os.fsencode(cwd),
             limits=limits,
         )
         try:
@@ -164,8 +169,8 @@ class KeptBox:
                 done = await client.ask(request)
             else:
                 async with self._network.command() as extra:
-                    env = {**extra, **env}
-                    done = await client.ask(msgspec.structs.replace(request, env=env))
+                    request = msgspec.structs.replace(request, env=_encoded({**extra, **env}))
+                    done = await client.ask(request)
         except (OSError, ClassifiedFailure) as error:
             return _infra_error(str(error))
         assert done.result is not None
@@ -235,8 +240,8 @@ class KeeperPool:
         check_policy(image, policy, self.capabilities)
         return self._box(image, policy)
 
-    def check_root(self, root: str, policy: Policy) -> None:
-        """Refuse an image that cannot carry out a policy.
+    def check_root(self, image: ImageRoot, policy: Policy) -> None:
+        """Refuse an image that cannot run, or cannot carry out a policy.
 
         Raises:
             UserError: names what it lacks.
@@ -255,13 +260,15 @@ class KeeperPool:
     @asynccontextmanager
     async def _box_of(self, image: ImageRoot | None, policy: Policy) -> AsyncIterator[Sandbox]:
         client = await asyncio.to_thread(self._live_client)
-        root = ""
+        request = CreateBox(id=client.next_id(), proxy_port=PROXY_PORT if policy.allow else 0)
         if image is not None:
             root = str(image.root.resolve())
-            self.check_root(root, policy)
-        port = PROXY_PORT if policy.allow else 0
+            self.check_root(image, policy)
+            check_workdir(image)
+            user = image_user(image)
+            request = msgspec.structs.replace(request, root=root, digest=image.digest, user=user)
         try:
-            made = await client.ask(CreateBox(id=client.next_id(), root=root, proxy_port=port))
+            made = await client.ask(request)
         except OSError as error:
             raise failure(f"a box could not be made: {error}") from error
         box = KeptBox(client, made.box, self._network, policy, image)
@@ -302,6 +309,17 @@ class KeeperPool:
         await asyncio.to_thread(self._client.close)
         if self._network is not None:
             await self._network.close()
+
+
+def _keeps_nothing(client: KeeperClient) -> UserError:
+    return UserError(
+        f"the {client.capabilities.backend} sandbox ends every process with its command.",
+        fix="leave keep out, or choose the native sandbox",
+    )
+
+
+def _encoded(env: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: os.fsencode(value) for name, value in env.items()}
 
 
 def _infra_error(message: str) -> ExecResult:

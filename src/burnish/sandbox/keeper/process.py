@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
-from burnish.sandbox.cgroup_files import BoxGroup, Counters
+from burnish.sandbox.cgroup_files import Counters, Counting
 from burnish.sandbox.keeper.children import readable
 from burnish.sandbox.keeper.pipes import Capture, read_now
 from burnish.sandbox.outcome import Cause, Evidence, classify
@@ -41,6 +41,8 @@ class Launched(Protocol):
     """Readable, with a byte to read, once the program runs."""
     monitor_pid: int
     """Our child, which lives as long as the command."""
+    root_pid: int
+    """Whose descendants are the processes of the box."""
     is_complete: bool
     """After `end`: False if the box did not say that its program has ended, though it can."""
     process_1: int | None
@@ -74,7 +76,7 @@ class Command(NamedTuple):
     """What the launcher reads."""
     stdin: bytes
     limits: Limits
-    group: BoxGroup | None
+    group: Counting | None
     sample: Callable[[int], TreeUsage] | None
     """Usage below a pid, where no control group counts."""
     disk_full: Callable[[], bool]
@@ -158,7 +160,7 @@ class Run:
             if now.cpu_s is not None and now.cpu_s - (self._before.cpu_s or 0.0) > limits.cpu_s:
                 return Cause.CPU
         if command.sample is not None:
-            return self._over_sampled(command.sample(self._launch.monitor_pid))
+            return self._over_sampled(command.sample(self._launch.root_pid))
         return None
 
     def _over_sampled(self, usage: TreeUsage) -> Cause | None:

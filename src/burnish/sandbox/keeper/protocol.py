@@ -1,5 +1,6 @@
 """Messages between a pool and its keeper: length-prefixed MessagePack over a socket pair."""
 
+import os
 import struct
 
 import msgspec
@@ -17,6 +18,10 @@ class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
     id: int
     root: str = ""
     """Directory with the root file system of an image; empty: this host's programs."""
+    digest: str = ""
+    """Of the image."""
+    user: tuple[int, int] | None = None
+    """User and group of its commands, where an image says so."""
     proxy_port: int = 0
     """Its commands get a socket there; 0: no network but the loopback."""
 
@@ -34,10 +39,21 @@ class Exec(Record, frozen=True, kw_only=True, tag="exec"):
     id: int
     box: int
     argv: tuple[bytes, ...]
+    """File names need not be UTF-8, here and below."""
     stdin: bytes
-    env: dict[str, str]
-    cwd: str
+    env: dict[str, bytes]
+    cwd: bytes
     limits: Limits
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """`env`, as `os.environ` has it."""
+        return {name: os.fsdecode(value) for name, value in self.env.items()}
+
+    @property
+    def directory(self) -> str:
+        """`cwd`, as `os.getcwd` has it."""
+        return os.fsdecode(self.cwd)
 
 
 class Listen(Record, frozen=True, kw_only=True, tag="listen"):
@@ -52,7 +68,7 @@ class WriteFile(Record, frozen=True, kw_only=True, tag="write"):
 
     id: int
     box: int
-    path: str
+    path: bytes
     data: bytes
 
 
@@ -61,7 +77,7 @@ class ReadFile(Record, frozen=True, kw_only=True, tag="read"):
 
     id: int
     box: int
-    path: str
+    path: bytes
     limit_bytes: int
 
 
@@ -103,6 +119,8 @@ class Failed(Record, frozen=True, kw_only=True, tag="failed"):
     errno: int
     """Number of the OSError; 0 if the box itself is at fault."""
     message: str
+    fix: str = ""
+    """Set if it is a user's mistake: what to do."""
 
 
 Reply = Hello | Done | Failed

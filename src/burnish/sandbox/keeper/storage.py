@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Protocol
 
 from burnish.core.boxes import Limits
 from burnish.sandbox.archive.beneath import FOLDER
@@ -11,6 +12,35 @@ from burnish.sandbox.keeper.namespace import Identity, mount_tmpfs, resize_tmpfs
 
 _SHM = "shm"
 _FOLDERS = ("work", "tmp", _SHM)
+
+
+class BoxFiles(Protocol):
+    """What holds the files of one box."""
+
+    path: Path
+    """With directories `work`, `tmp` and `shm`, as whoever mounts them knows it."""
+    work_fd: int
+    """Of `work`."""
+
+    def resize(self, limits: Limits) -> bool:
+        """Set the room; True if what was mounted from here before must be mounted anew.
+
+        Raises:
+            OSError: EINVAL if more is in use.
+        """
+        ...
+
+    def used_bytes(self) -> int:
+        """In memory, all of it."""
+        ...
+
+    def is_full(self) -> bool:
+        """Whether no space or no inode is left somewhere."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
 
 
 class Storage:

@@ -23,7 +23,7 @@ from burnish.sandbox.keeper.process import (
     uninterrupted,
 )
 from burnish.sandbox.keeper.protocol import Exec
-from burnish.sandbox.keeper.storage import Storage
+from burnish.sandbox.keeper.storage import BoxFiles, Storage
 from burnish.sandbox.limits import ulimits
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
@@ -54,6 +54,7 @@ class StoredBox(ABC):
         identity: Identity | None,
         *,
         proxy_port: int = 0,
+        storage: BoxFiles | None = None,
     ) -> None:
         """Make storage and control groups.
 
@@ -63,6 +64,7 @@ class StoredBox(ABC):
             name: unique among the boxes of the keeper.
             identity: owner of its files outside; None: ourselves.
             proxy_port: where its commands find their network; 0: nowhere.
+            storage: what holds its files; by default a file system of our own below `base`.
 
         Raises:
             OSError: the host is out of something.
@@ -71,7 +73,7 @@ class StoredBox(ABC):
         self._proxy_port = proxy_port
         self._identity = identity
         self._lock = asyncio.Lock()
-        self._files = Storage(base / name, identity)
+        self._files = storage or Storage(base / name, identity)
         self._storage = self._files.path
         self._group: BoxGroup | None = controllers.make(name) if controllers else None
         self._num_runs = 0

@@ -10,27 +10,33 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Policy
-from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.commands import BASE_ENV, WORK, check_argv
 from burnish.sandbox.files import split_path
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.limits import check_enforced, check_limits, rlimits
 from burnish.sandbox.memory_files import anonymous, sealed
 from burnish.sandbox.native import wire
+from burnish.sandbox.native.box_room import DEFAULT_ROOM, Room, cannot_change, holds_more, room_for
 from burnish.sandbox.native.client import failure
+from burnish.sandbox.native.disk_uppers import is_broken
+from burnish.sandbox.native.disks import lost
 from burnish.sandbox.native.gauge import Gauge
-from burnish.sandbox.native.image_settings import JobUser
-from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.init import Init, listening
+from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, infra_error, refused
 from burnish.sandbox.native.services import Services
-from burnish.sandbox.native.station import DEFAULT_ROOM, Making, Station, kind_of, room_for
+from burnish.sandbox.native.station import Station, kind_of
 from burnish.sandbox.network.base import Attachment
 
 T = TypeVar("T")
 
 _DEFAULTS = Limits()
+_rlimits = lru_cache(maxsize=64)(rlimits)
+_HOLDS_MORE = refused(ExecStatus.DISK, "the box already holds more than it may")
 _FILE_MODE = 0o644
 # EIO, ETIMEDOUT: a program that was kept has killed or stopped the process that reads for us.
 _NOT_A_FILE = (
@@ -52,7 +58,7 @@ class LiveBox:
         self._policy = policy
         self._kind = kind_of(policy)
         # What installs packages has to be root of the box.
-        self._user = JobUser(0, 0) if self._kind.packages else station.user
+        self._user = ImageUser(0, 0) if self._kind.packages else station.user
         image = station.image
         self._base_env = tuple({**BASE_ENV, **(image.env if image else {})}.items())
         self._workdir = (image.workdir if image else "") or WORK
@@ -64,6 +70,7 @@ class LiveBox:
         self._next: Making | None = making
         self._number = 0
         self._room = DEFAULT_ROOM
+        self._disk: int | None = None
         self._limits: Limits | None = None
         self._kept = False
         self._gone = ""
@@ -168,6 +175,9 @@ class LiveBox:
                     self._kept = False
             if init.dead:
                 await self._after(init, result)
+            elif self._station.disks is not None and is_broken(init.upper_fd):
+                self.end(lost().failure.message)
+                result = infra_error(self._gone)
             self._services.observe_exec(time.perf_counter() - begun_s)
             if self.on_first is not None:
                 on_first, self.on_first = self.on_first, None
@@ -195,6 +205,7 @@ class LiveBox:
         self, argv: tuple[str, ...], limits: Limits, env: dict[str, str] | None, cwd: str
     ) -> wire.Job:
         services = self._services
+        most = None if services.counts_pids else limits.num_pids + services.init_counts
         if self._attachment is not None:
             env = {**self._attachment.env, **(env or {})}
         return wire.Job(
@@ -203,8 +214,8 @@ class LiveBox:
             gid=self._user.gid,
             rlimits=_rlimits(
                 limits,
-                None if services.counts_pids else limits.num_pids + services.init_counts,
-                not services.counts_memory,
+                num_processes=most,
+                memory_is_sampled=not services.counts_memory,
             ),
             cwd=cwd,
             argv=argv,
@@ -239,26 +250,14 @@ class LiveBox:
     async def _apply(self, init: Init, limits: Limits) -> ExecResult | None:
         """Make the box fit for new limits. A result if it is already beyond one."""
         room = room_for(limits)
-        if room.shm_bytes != self._room.shm_bytes:
-            if self._kept:
-                raise UserError(
-                    "limits.shm_bytes cannot change while kept processes run.",
-                    fix="use the same shm_bytes for all commands, or end them by one without keep",
-                )
-            self._room = room
-            await self._steadily(self._restart())
-        elif room != self._room:
-            try:
-                await self._steadily(self._station.resize(init, room))
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                return refused(ExecStatus.DISK, "the box already holds more than it may")
-            self._room = room
+        if room != self._room and (refusal := await self._change_room(init, room)):
+            return refusal
         if self._group is not None:
             init = await self._ready()
             if self._group.must_join(limits):
                 await asyncio.to_thread(self._group.join, init.pid)
+            if self._station.disks is not None:
+                await self._station.disks.pace(init.number, limits, self._group)
             try:
                 self._group.set_limits(limits)
             except OSError:
@@ -266,18 +265,48 @@ class LiveBox:
         self._limits = limits
         return None
 
+    async def _change_room(self, init: Init, room: Room) -> ExecResult | None:
+        disks, old = self._station.disks, self._room
+        if disks is None and room.shm_bytes == old.shm_bytes:
+            try:
+                await self._steadily(self._station.resize(init, room))
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                return _HOLDS_MORE
+            self._room = room
+            return None
+        if self._kept:
+            raise cannot_change(old, room)
+        if disks is not None:
+            if holds_more(init.room(), old, room):
+                return _HOLDS_MORE
+            # Before the box ends: where the host has no room for it, the box goes on as it was.
+            self._disk = await disks.made(room.disk_bytes, room.num_inodes)
+        self._room = room
+        await self._steadily(self._restart())
+        return None
+
     async def _restart(self) -> None:
         """A new init for the same files."""
-        init = await self._ready()
-        if not await self._freeze(init):
-            await self._station.ended(init)
-            self._init = None
-            self._continue()
+        try:
+            init = await self._ready()
+            if not await self._freeze(init):
+                await self._station.ended(init)
+                self._init = None
+                self._continue()
+        finally:
+            self._station.unused(self._disk)
+            self._disk = None
 
     async def _freeze(self, init: Init) -> bool:
         """Let all that was written become a layer; False if there is nothing."""
-        if not await self._station.freeze(init, self._hold):
-            return False
+        try:
+            if not await self._station.freeze(init, self._hold):
+                return False
+        except ClassifiedFailure as error:
+            self.end(error.failure.message)
+            raise
         self._init = None
         self._continue()
         return True
@@ -289,6 +318,7 @@ class LiveBox:
             # Whoever starts anew is outside of the trees that the last one joined.
             self._group.left()
             self._limits = None
+        disk, self._disk = self._disk, None
         self._next = self._station.make(
             self._kind,
             self._group,
@@ -296,12 +326,13 @@ class LiveBox:
             hold=self._hold,
             lent=True,
             after=self._number,
+            disk=disk,
         )
 
     async def _attach(self, init: Init) -> None:
         async def listen(port: int) -> socket.socket:
             _, descriptor = await self._steadily(init.ask(Op.LISTEN, wire.numbers_body("H", port)))
-            return _listening(descriptor)
+            return listening(descriptor)
 
         if self._attachment is not None:
             await self._attachment.restore(listen)
@@ -367,30 +398,3 @@ class LiveBox:
         station.end(init, ended)
         with station.helper.watching():
             await done
-
-
-@lru_cache(maxsize=64)
-def _rlimits(
-    limits: Limits, num_processes: int | None, memory_is_sampled: bool
-) -> tuple[tuple[int, int, int], ...]:
-    return rlimits(limits, num_processes=num_processes, memory_is_sampled=memory_is_sampled)
-
-
-def _listening(descriptor: int) -> socket.socket:
-    """Check what came out of a box.
-
-    Raises:
-        ClassifiedFailure: it is not a listening TCP socket.
-    """
-    if descriptor < 0:
-        raise failure("the box sent no socket")
-    try:
-        listener = socket.socket(fileno=descriptor)
-    except OSError as error:
-        os.close(descriptor)
-        raise failure(f"the box sent something that is no socket: {error}") from error
-    is_tcp = listener.family is socket.AF_INET and listener.type is socket.SOCK_STREAM
-    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        listener.close()
-        raise failure("the box sent a socket that does not listen")
-    return listener

@@ -1,6 +1,7 @@
 """What native boxes can do on this host: declared only after a box has shown it."""
 
 import os
+from pathlib import Path
 
 from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Feature, Isolation
 from burnish.core.errors import UserError
@@ -57,6 +58,7 @@ def describe(
     *,
     images: bool,
     network: bool,
+    disk: Path | None = None,
 ) -> Capabilities:
     """Capabilities of a pool whose helper started.
 
@@ -66,6 +68,7 @@ def describe(
         abilities: what the helper found.
         images: somebody resolves names of images.
         network: somebody provides networks.
+        disk: directory of what boxes write; None: that is in memory.
     """
     bases = controllers.bases if controllers else {}
     features = set(_FEATURES)
@@ -77,17 +80,21 @@ def describe(
         features.add(Feature.WARM_PYTHON)
     if network and abilities & Ability.NETWORK:
         features.add(Feature.ALLOW_LIST)
+    if disk is not None:
+        features.add(Feature.DISK_STORAGE)
     return Capabilities(
         backend="native",
         enforces=_ALWAYS | group_enforced(bases),
         isolation=Isolation.NAMESPACES,
         features=frozenset(features),
         seccomp=True,
-        notes=tuple(_notes(controllers, ids, abilities)),
+        notes=tuple(_notes(controllers, ids, abilities, disk)),
     )
 
 
-def _notes(controllers: Controllers | None, ids: Identities, abilities: Ability) -> list[str]:
+def _notes(
+    controllers: Controllers | None, ids: Identities, abilities: Ability, disk: Path | None
+) -> list[str]:
     notes = ["namespaces share the host's kernel: a kernel bug is a way out of the box"]
     if controllers is None:
         notes.append(
@@ -98,7 +105,13 @@ def _notes(controllers: Controllers | None, ids: Identities, abilities: Ability)
     lacking = [name for name in ("memory", "pids") if name not in bases]
     if controllers is not None and lacking:
         notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
-    if "blkio" in bases:
+    if disk is not None:
+        notes.append(f"boxes write to {disk}, where disk_bytes is set aside for each")
+    if "blkio" in bases and disk is not None:
+        notes.append(
+            "control groups of version 1: with write_bytes_per_s every write waits for the disk"
+        )
+    elif "blkio" in bases:
         notes.append(
             "control groups of version 1: write_bytes_per_s holds for direct and synchronous "
             "writes, not for buffered ones"

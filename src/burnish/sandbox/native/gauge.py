@@ -21,8 +21,9 @@ _NUM_PROCESSORS = os.cpu_count() or 1
 class Census:
     """All processes of this machine, read at most every 10 ms whoever asks."""
 
-    def __init__(self) -> None:
-        """Read nothing yet."""
+    def __init__(self, *, in_memory: bool) -> None:
+        """Read nothing yet; `in_memory`: that is where boxes write."""
+        self._in_memory = in_memory
         self._at_s = -1.0
         self._processes: list[Process] = []
 
@@ -32,6 +33,8 @@ class Census:
         if now_s - self._at_s >= _CENSUS_AGE_S:
             self._processes, self._at_s = read_processes(), now_s
         usage = tree_usage(self._processes, init.pid)
+        if not self._in_memory:
+            return usage
         room = init.room()
         stored = (room.f_blocks - room.f_bfree) * room.f_frsize
         return usage._replace(memory_bytes=usage.memory_bytes + stored)

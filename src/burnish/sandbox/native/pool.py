@@ -25,6 +25,7 @@ from burnish.sandbox.images.base import Images
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.loans import Loan
+from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
 from burnish.sandbox.native.room import Bound, bounds, this_host
@@ -32,7 +33,7 @@ from burnish.sandbox.native.self_test import as_users_problem, try_a_box
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.stateful import NativeBox
-from burnish.sandbox.native.station import Kind, Making, Station, kind_of
+from burnish.sandbox.native.station import Kind, Station, kind_of
 from burnish.sandbox.native.stations import Stations
 from burnish.sandbox.native.stats import BoxInfo, PoolStats, Tally
 from burnish.sandbox.native.templates import Template, check_template
@@ -110,6 +111,7 @@ class NativePool:
                 stations.host.helper.abilities,
                 images=images,
                 network=network is not None,
+                disk=stations.uppers.directory if stations.uppers is not None else None,
             ),
             null_fd=self._null_fd,
             sampled=not {"memory", "pids"} <= bases.keys(),
@@ -342,7 +344,8 @@ class NativePool:
 
     def room(self) -> list[Bound]:
         """What bounds the number of boxes here, the tightest first."""
-        return bounds(self._stations.controllers, this_host())
+        stations = self._stations
+        return bounds(stations.controllers, this_host(), on_disk=stations.uppers is not None)
 
     async def close(self) -> None:
         """Destroy all boxes and end the helpers. May be called twice."""

@@ -60,10 +60,10 @@ def this_host() -> Host:
     return Host(_number(files), _UNLIMITED if _is_root(Path("/proc")) else _number(processes))
 
 
-def bounds(controllers: Controllers | None, host: Host) -> list[Bound]:
+def bounds(controllers: Controllers | None, host: Host, *, on_disk: bool = False) -> list[Bound]:
     """Every limit that boxes count against, the tightest first; memory is not among them."""
     found = [
-        _files(controllers, host),
+        _files(controllers, host, on_disk),
         _processes(host),
         *_namespaces(host.proc),
         *_groups(controllers, host.proc),
@@ -81,7 +81,13 @@ def memory_bound(host: Host) -> Bound:
     return Bound(_UNLIMITED, "memory", "")
 
 
-def make_room(num_boxes: int, controllers: Controllers | None, host: Host | None = None) -> bool:
+def make_room(
+    num_boxes: int,
+    controllers: Controllers | None,
+    host: Host | None = None,
+    *,
+    on_disk: bool = False,
+) -> bool:
     """Raise our own limit of open files to what so many boxes need.
 
     Returns:
@@ -91,7 +97,7 @@ def make_room(num_boxes: int, controllers: Controllers | None, host: Host | None
         TooManyBoxes: a limit that we cannot raise is too low.
     """
     host = host or this_host()
-    found = bounds(controllers, host)
+    found = bounds(controllers, host, on_disk=on_disk)
     if found and num_boxes > found[0].most:
         tightest = found[0]
         most = max(0, tightest.most)
@@ -99,7 +105,7 @@ def make_room(num_boxes: int, controllers: Controllers | None, host: Host | None
             f"{num_boxes} boxes are too many: {tightest.what} leave room for {most}.",
             fix=f"{tightest.fix}, or sandbox.max_boxes + sandbox.warm_boxes <= {most}",
         )
-    needed = num_boxes * _files_per_box(controllers) + _FILES_ELSEWHERE
+    needed = num_boxes * _files_per_box(controllers, on_disk) + _FILES_ELSEWHERE
     wanted = needed + num_boxes * _FILES_PER_GROUP
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     raised = min(wanted, host.max_files)
@@ -112,14 +118,14 @@ def _number(limit: int) -> int:
     return _UNLIMITED if limit == resource.RLIM_INFINITY else limit
 
 
-def _files_per_box(controllers: Controllers | None) -> int:
-    """A pidfd where processes cannot be found again, and a peak that only its descriptor knows."""
+def _files_per_box(controllers: Controllers | None, on_disk: bool = False) -> int:
+    """Also a pidfd where processes cannot be found again, a peak of version 2, a disk's mount."""
     with_peak = controllers is not None and controllers.version == 2
-    return _FILES_PER_BOX + with_peak + (not found_again())
+    return _FILES_PER_BOX + with_peak + (not found_again()) + on_disk
 
 
-def _files(controllers: Controllers | None, host: Host) -> Bound:
-    most = (host.max_files - _FILES_ELSEWHERE) // _files_per_box(controllers)
+def _files(controllers: Controllers | None, host: Host, on_disk: bool) -> Bound:
+    most = (host.max_files - _FILES_ELSEWHERE) // _files_per_box(controllers, on_disk)
     what = f"{host.max_files} open files of this process (ulimit -Hn)"
     return Bound(most, what, "raise the limit as root: ulimit -Hn 1048576; ulimit -n 1048576")
 

@@ -39,6 +39,15 @@ async def _merge(station: Station, job: Squash) -> None:
         rooms = [os.fstatvfs(descriptor) for descriptor in fds]
         size = sum((room.f_blocks - room.f_bfree) * room.f_frsize for room in rooms)
         inodes = sum(room.f_files - room.f_ffree for room in rooms)
-        into = await station.new_layer(job.layer, size + _SLACK_BYTES, inodes + _SLACK_INODES)
+        into = await station.new_layer(
+            job.layer, _rounded(size, _SLACK_BYTES), _rounded(inodes, _SLACK_INODES)
+        )
         stack.callback(os.close, into)
         await asyncio.to_thread(station.files.squash, fds, into)
+        await station.complete(into)
+
+
+def _rounded(needed: int, slack: int) -> int:
+    """A little more, and one of few sizes: on a disk each is prepared once."""
+    step = max(16 * slack, 1 << max(0, needed.bit_length() - 4))
+    return (needed + slack + step - 1) // step * step

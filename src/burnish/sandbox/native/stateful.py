@@ -15,10 +15,11 @@ from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.box import LiveBox
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.squashing import squash_if_due
-from burnish.sandbox.native.station import Making, Station
+from burnish.sandbox.native.station import Station
 from burnish.sandbox.native.stats import BoxInfo
 from burnish.sandbox.network.policy import parse_allow
 from burnish.sandbox.state.layers import MAX_DEPTH
@@ -257,6 +258,7 @@ class NativeBox(LiveBox):
             into = await station.new_layer(layer, room.disk_bytes, room.num_inodes)
             try:
                 await asyncio.to_thread(station.files.import_tar, source, into)
+                await station.complete(into)
             except ValueError as error:
                 raise ValueError(f"{source}: {error}") from error
             finally:

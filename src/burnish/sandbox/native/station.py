@@ -2,55 +2,33 @@
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
-import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from burnish.core.boxes import Limits, Policy, Privileges
+from burnish.core.boxes import Policy, Privileges
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.sandbox.cancellation import resolve
+from burnish.sandbox.cancellation import resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.images.base import ImageRoot
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.native import wire
+from burnish.sandbox.native.box_room import DEFAULT_ROOM, Room
 from burnish.sandbox.native.client import Answer, Helper, failure
+from burnish.sandbox.native.disks import Disks, write_out
 from burnish.sandbox.native.gauge import Census
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
-from burnish.sandbox.native.image_settings import JobUser, image_problem, is_machines
+from burnish.sandbox.native.image_settings import image_problem, is_machines
 from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.kept_layers import KeptLayers
 from burnish.sandbox.native.layer_files import LayerFiles
-from burnish.sandbox.native.protocol import Flag, Op
+from burnish.sandbox.native.making import Making
+from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.templates import Template, host_pid
-from burnish.sandbox.state.layers import LayerTable
 
-_PAGE_BYTES = 4096
-# Helpers add eight for directories of theirs and of the overlay, and use six.
-_SPARE_INODES = 2
 _MEMBER = os.O_WRONLY | os.O_CLOEXEC
-
-
-class Room(NamedTuple):
-    """What a box may store."""
-
-    disk_bytes: int
-    num_inodes: int
-    shm_bytes: int
-    """0: within `disk_bytes`."""
-
-
-def room_for(limits: Limits) -> Room:
-    """What these limits mean; inodes cost memory too, so there is always a bound."""
-    inodes = limits.num_inodes
-    if inodes is None:
-        inodes = max(256, limits.disk_bytes // _PAGE_BYTES)
-    return Room(limits.disk_bytes, inodes - _SPARE_INODES, limits.shm_bytes or 0)
-
-
-DEFAULT_ROOM = room_for(Limits())
 
 
 class Kind(NamedTuple):
@@ -65,79 +43,6 @@ def kind_of(policy: Policy) -> Kind:
     return Kind(policy.privileges is Privileges.PACKAGES, policy.deterministic)
 
 
-class Making:
-    """A box on its way, or one that waits to be used."""
-
-    def __init__(self, station: "Station", group: BoxGroup | None, after: int) -> None:
-        """Made by `Station.make`."""
-        self._after = after
-        self._station = station
-        self._lock = threading.Lock()
-        self._outcome: Init | Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._abandoned = False
-        self._begun_s = time.perf_counter()
-        self.group = group
-        self.took_s = 0.0
-
-    @property
-    def failed(self) -> bool:
-        """Whether it is known that there will be no box."""
-        return isinstance(self._outcome, Exception)
-
-    @property
-    def number(self) -> int:
-        """Of the box; 0 until it is there."""
-        return self._outcome.number if isinstance(self._outcome, Init) else 0
-
-    def settle(self, outcome: Init | Exception) -> None:
-        """The helper has answered."""
-        self.took_s = time.perf_counter() - self._begun_s
-        with self._lock:
-            self._outcome = outcome
-            waiter, abandoned = self._waiter, self._abandoned
-        if abandoned:
-            self._dispose()
-        elif waiter is not None:
-            resolve(waiter, None)
-
-    async def wait(self) -> Init:
-        """The live init. When cancelled, call `abandon`.
-
-        Raises:
-            OSError: the host is out of something.
-            ClassifiedFailure: the helper has ended.
-        """
-        if self._outcome is None:
-            with self._lock:
-                waiter = self._waiter = asyncio.get_running_loop().create_future()
-            with self._station.helper.watching():
-                if self._outcome is None:
-                    await waiter
-        outcome = self._outcome
-        if isinstance(outcome, Init):
-            await self._station.gone(self._after)
-            return outcome
-        assert outcome is not None
-        raise outcome
-
-    def abandon(self) -> None:
-        """Nobody wants it: it ends, now or when it comes to life."""
-        with self._lock:
-            self._abandoned = True
-            there = self._outcome is not None
-        if there:
-            self._dispose()
-
-    def _dispose(self) -> None:
-        group, self.group = self.group, None
-        outcome, station = self._outcome, self._station
-        if isinstance(outcome, Init):
-            station.end(outcome, lambda: station.give_group(group))
-        else:
-            station.give_group(group)
-
-
 class _Entry(NamedTuple):
     fds: tuple[int, ...]
     """What CREATE takes."""
@@ -146,20 +51,34 @@ class _Entry(NamedTuple):
     into_directory: bool
 
 
-class Station:
+class _Wanted(NamedTuple):
+    """A box, as `Station.make` was asked for it."""
+
+    kind: Kind
+    group: BoxGroup | None
+    room: Room
+    hold: int | None
+    disk: int | None
+
+
+class Station(KeptLayers):
     """Makes and ends boxes of one image with one helper. Usable from any thread and loop."""
 
     def __init__(
         self,
         helper: Helper,
         image: ImageRoot | None,
-        user: JobUser,
+        user: ImageUser,
         ids: Identities,
         groups: Groups | None,
         template: Template | None = None,
+        disks: Disks | None = None,
     ) -> None:
-        """Take over the helper, whose jobs are of `user`; with a `template`, it is warm Python."""
-        self.helper = helper
+        """Take over the helper, whose jobs are of `user`; with a `template`, it is warm Python.
+
+        With `disks`, that is where boxes write.
+        """
+        super().__init__(helper, disks)
         self.image = image
         self.template = template
         self.ids = ids
@@ -168,10 +87,9 @@ class Station:
         self.groups = groups
         self.proven = False
         """There was a box: what fails from now on is not the image."""
-        self.census = Census()
-        self.layers = LayerTable()
-        self.layers_lock = threading.RLock()
-        self._numbers = itertools.count(1)
+        self.census = Census(in_memory=disks is None)
+        self._numbers = itertools.count()
+        self._processors = sorted(os.sched_getaffinity(0))
 
     @property
     def alive(self) -> bool:
@@ -208,7 +126,8 @@ class Station:
         hold: int | None = None,
         lent: bool = False,
         after: int = 0,
-        on_made: Callable[["Making"], None] | None = None,
+        disk: int | None = None,
+        on_made: Callable[[Making], None] | None = None,
     ) -> Making:
         """Begin to make a box.
 
@@ -219,36 +138,75 @@ class Station:
             hold: layers that it starts from.
             lent: the group belongs to somebody else.
             after: number of the box whose place it takes, and in whose group it is.
+            disk: where it writes, if there is one already; taken over.
             on_made: called when it is there or has failed, in any thread.
         """
-        number = next(self._numbers)
         making = Making(self, None if lent else group, after)
+
+        def settle(outcome: Init | Exception) -> None:
+            making.settle(outcome)
+            if on_made is not None:
+                on_made(making)
+
+        def with_disk(found: int | OSError | None) -> None:
+            if isinstance(found, OSError):
+                settle(found)
+            else:
+                self._create(_Wanted(kind, group, room, hold, found), settle)
+
+        if self.disks is not None and disk is None:
+            self.disks.make_later(room, with_disk)
+        else:
+            with_disk(disk)
+        return making
+
+    def _create(self, wanted: _Wanted, settle: Callable[[Init | Exception], None]) -> None:
+        group, disk = wanted.group, wanted.disk
         try:
             entry = self._entry(group)
         except OSError as error:
-            making.settle(error)
-            return making
+            self.unused(disk)
+            settle(error)
+            return
 
         def on_answer(answer: Answer | None) -> None:
             for descriptor in entry.opened:
                 os.close(descriptor)
             if group is not None:
                 group.entered()
-            making.settle(self._made(number, answer))
-            if on_made is not None:
-                on_made(making)
+            made = self._made(answer)
+            if self.disks is not None and disk is not None and isinstance(made, Init):
+                self.disks.is_of_box(made.number, disk)
+            else:
+                self.unused(disk)
+            settle(made)
 
         flags = wire.create_flags(
             into_cgroup=entry.into_directory,
-            deterministic=kind.deterministic,
-            packages=kind.packages,
+            deterministic=wanted.kind.deterministic,
+            packages=wanted.kind.packages,
+            upper=disk is not None,
         )
+        fds = entry.fds if disk is None else (*entry.fds, disk)
         # No layer of the stack may be dropped before the helper has read it.
         with self.layers_lock:
-            stack = self.layers.stack(hold) if hold is not None else ()
-            body = wire.create_body(number, *room, stack)
-            self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=entry.fds)
-        return making
+            try:
+                layers = self.numbers(wanted.hold) if wanted.hold is not None else ()
+            except ValueError:
+                # Whoever wanted it has given up while its disk was made.
+                on_answer(None)
+                return
+            body = wire.create_body(*wanted.room, self._processor(), layers)
+            self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=fds)
+
+    def unused(self, disk: int | None) -> None:
+        """Nobody will write to a disk that was made, if one was."""
+        if self.disks is not None and disk is not None:
+            self.disks.unused(disk)
+
+    def _processor(self) -> int:
+        """Of a deterministic box: they take turns."""
+        return self._processors[next(self._numbers) % len(self._processors)]
 
     def _entry(self, group: BoxGroup | None) -> _Entry:
         """How a process gets into a group."""
@@ -260,10 +218,10 @@ class Station:
             return _Entry(opened, opened, False)
         return _Entry(group.entry_fds(), (), group.into_directory)
 
-    def _made(self, number: int, answer: Answer | None) -> Init | Exception:
+    def _made(self, answer: Answer | None) -> Init | Exception:
         try:
             reply, fds = self.helper.checked(answer)
-            (pid,) = wire.read_numbers(reply, Op.CREATED, "I")
+            number, pid = wire.read_numbers(reply, Op.CREATED, "II")
         except OSError as error:
             return error
         except wire.BadReply as error:
@@ -276,13 +234,15 @@ class Station:
     def end(self, init: Init, on_ended: Callable[[], None]) -> None:
         """End a box; `on_ended` is called, in any thread, when no process of it is left."""
         number = init.number
-        init.close()
 
         def on_answer(answer: Answer | None) -> None:
             self.helper.died.pop(number, None)
+            if self.disks is not None:
+                self.disks.end_box(number)
             on_ended()
 
         self.helper.submit(Op.DESTROY, wire.numbers_body("I", number), on_answer)
+        init.close()
 
     async def ended(self, init: Init) -> None:
         """End a box and wait for it.
@@ -311,8 +271,14 @@ class Station:
 
         Raises:
             OSError: the helper said so.
-            ClassifiedFailure: the helper has ended.
+            ClassifiedFailure: the helper has ended, or the disk has lost something.
         """
+        if not init.wrote():
+            return False
+        await _forget_shared(init)
+        if self.disks is not None:
+            # Most of it here, where no other box of the helper has to wait.
+            await write_out(init.upper_fd)
         with self.layers_lock:
             layer = self.layers.new()
         future: asyncio.Future[Answer | None] = asyncio.get_running_loop().create_future()
@@ -324,25 +290,25 @@ class Station:
                 if failed:
                     self.layers.discard(layer)
                 else:
+                    if self.disks is not None:
+                        self.disks.becomes_layer(init.number, layer)
+                    self.learn(layer, init.number)
                     self._push(hold, layer)
             if failed:
                 self.helper.fading.ended(init.number)
             resolve(future, answer)
 
-        body = wire.numbers_body("II", init.number, layer)
         self.helper.fading.add(init.number)
         if init.number in self.helper.died:
             self.helper.fading.ended(init.number)
-        self.helper.submit(Op.FREEZE, body, on_answer, flags=Flag.FREEZE_EARLY)
+        self.helper.submit(Op.FREEZE, wire.numbers_body("I", init.number), on_answer)
         with self.helper.watching():
             answer = await future
-        try:
-            self.helper.checked(answer)
-        except OSError as error:
-            if error.errno == errno.ENODATA:
-                return False
-            raise
+        self.helper.checked(answer)
         self.helper.died.pop(init.number, None)
+        if self.disks is not None:
+            self.disks.complete(os.dup(init.upper_fd))
+            await write_out(init.upper_fd)
         init.close()
         return True
 
@@ -364,37 +330,21 @@ class Station:
         body = wire.numbers_body("IQI", init.number, room.disk_bytes, room.num_inodes)
         await self.helper.ask(Op.RESIZE, body)
 
-    async def new_layer(self, layer: int, size_bytes: int, num_inodes: int) -> int:
-        """An empty layer; returns its directory, for the caller to fill and close."""
-        body = wire.numbers_body("IQI", layer, size_bytes, num_inodes)
-        return _one_fd(await self.helper.ask(Op.NEWLAYER, body))
 
-    async def layer_fd(self, layer: int) -> int:
-        """The directory of a layer; the caller closes it."""
-        return _one_fd(await self.helper.ask(Op.LAYERFD, wire.numbers_body("I", layer)))
+async def _forget_shared(init: Init) -> None:
+    """Shared memory is no part of a snapshot."""
+    try:
+        folder = init.shared_files()
+    except OSError:
+        return  # the box has closed it to us: the layer only takes more room
 
-    def drop(self, layers: list[int]) -> None:
-        """Nobody needs them any more."""
-        for layer in layers:
-            self.helper.submit(Op.DROP, wire.numbers_body("I", layer), lambda answer: None)
+    def empty() -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
 
-    def hold(self, stack_of: int | None = None) -> int:
-        """A new hold in the layer table, on nothing or on what another hold stands for."""
-        with self.layers_lock:
-            return self.layers.acquire() if stack_of is None else self.layers.fork(stack_of)
-
-    def let_go(self, hold: int) -> None:
-        """End a hold."""
-        with self.layers_lock, contextlib.suppress(ValueError):
-            self.drop(self.layers.release(hold))
-
-    def stack(self, hold: int) -> tuple[int, ...]:
-        """Layers of a hold, lowest first."""
-        with self.layers_lock:
-            return self.layers.stack(hold)
-
-
-def _one_fd(answer: Answer) -> int:
-    if len(answer.fds) != 1:
-        raise failure("the helper answered without the directory that was asked for")
-    return answer.fds[0]
+    try:
+        if names := os.listdir(folder):
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(empty)))
+    finally:
+        os.close(folder)

@@ -11,10 +11,13 @@ from typing import NamedTuple
 from burnish.sandbox.cgroup import Controllers, find_controllers, owner_name
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import ImageRoot, Images
+from burnish.sandbox.images.running import check_workdir
 from burnish.sandbox.native.client import Helper, failure
+from burnish.sandbox.native.disk_storage import open_uppers
+from burnish.sandbox.native.disks import Disks
 from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import of_this_process
-from burnish.sandbox.native.image_settings import check_workdir, job_user, refusal_of
+from burnish.sandbox.native.image_settings import job_user, refusal_of
 from burnish.sandbox.native.launch import hello_for, helper_command
 from burnish.sandbox.native.room import make_room
 from burnish.sandbox.native.station import Station
@@ -78,8 +81,11 @@ class Stations:
         self.ids = of_this_process()
         self.controllers = _controllers(pool_id) if config.control_groups else None
         self._groups: Groups | None = None
+        self.uppers = open_uppers(config.storage_directory) if config.storage == "disk" else None
         try:
-            keep_open = make_room(config.max_boxes + config.warm_boxes, self.controllers)
+            keep_open = make_room(
+                config.max_boxes + config.warm_boxes, self.controllers, on_disk=bool(self.uppers)
+            )
             if self.controllers is not None:
                 self._groups = Groups(self.controllers, keep_open=keep_open)
             self._host = self._open(None)
@@ -152,7 +158,14 @@ class Stations:
             helper = Helper(self._command, hello, self._filter, partial(refusal_of, root.name))
         else:
             helper = Helper(self._command, hello, self._filter)
-        return Station(helper, root, user, self.ids, self._groups, template)
+        return Station(helper, root, user, self.ids, self._groups, template, self._disks(template))
+
+    def _disks(self, template: Template | None) -> Disks | None:
+        if self.uppers is None:
+            return None
+        # A template is root of a user namespace of its own.
+        is_mapped = template is not None
+        return Disks(self.uppers, (self.ids.uid_first, self.ids.gid_first) if is_mapped else (0, 0))
 
     def _end_replaced(self, key: _Key) -> None:
         """End what a name meant before, unless a box or a snapshot of it is left."""
@@ -164,6 +177,8 @@ class Stations:
 
     def _end(self, station: Station) -> None:
         station.helper.close()
+        if station.disks is not None:
+            station.disks.close()
         self._on_gone(station)
         if lease := self._leases.pop(station, None):
             lease.close()
@@ -179,6 +194,8 @@ class Stations:
             self._groups.close()
         elif self.controllers is not None:
             self.controllers.close()
+        if self.uppers is not None:
+            self.uppers.close()
 
 
 def _controllers(pool_id: str) -> Controllers | None:

@@ -9,39 +9,36 @@ import msgspec
 from burnish.core.boxes import Limits
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.keeper.attacher import Attacher
-from burnish.sandbox.keeper.namespace import Identity, unmount
+from burnish.sandbox.keeper.namespace import unmount
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.keeper.stored_box import StoredBox
 from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
 from burnish.sandbox.oci.hierarchies import remove_group
 from burnish.sandbox.oci.launch import OciLaunch, Plan
 from burnish.sandbox.oci.launcher import launcher_script
+from burnish.sandbox.oci.podman import remove_command, run_command
 from burnish.sandbox.oci.runtime import RELAY_BYTES, SENTRY_BYTES, Runtime
 from burnish.sandbox.oci.sentry import sentry_file_bytes
-from burnish.sandbox.oci.spec import IdMapping
+from burnish.sandbox.oci.spec import Bind
+from burnish.sandbox.oci.users import BoxUsers
 from burnish.sandbox.proctree import TreeUsage
 
 _SENTRY_TASKS = 1024
 """Threads of gVisor and of its gofer, and host processes that stand for those of the box."""
 
 
-class BoxUsers(NamedTuple):
-    """Who a box is."""
-
-    identity: Identity | None
-    """Owner of its files outside; None: ourselves."""
-    id_map: tuple[IdMapping, ...]
-    """Users of its namespace."""
-
-
 class OciHost(NamedTuple):
     """What all boxes of a keeper share."""
 
     runtime: Runtime
+    token: str
+    """No other keeper of this machine has it."""
     base: Path
     """Directory of the boxes, visible to the keeper only."""
     root: HostRoot
     """Of boxes without an image."""
+    always_binds: tuple[Bind, ...]
+    """What every box sees besides."""
     rootless: bool
     """We are not root outside our user namespace."""
     cgroups_path: str | None
@@ -81,7 +78,9 @@ class OciBox(StoredBox):
         self._is_image = bool(image)
         if image:
             try:
-                self._root = HostRoot(make_image_root(self._private, Path(image)), ())
+                self._root = HostRoot(
+                    make_image_root(self._private, Path(image), engine=host.runtime.is_engine), ()
+                )
             except OSError:
                 self._remove_root()
                 raise
@@ -113,7 +112,6 @@ class OciBox(StoredBox):
             await attacher.attach(pid, group.attach_files())
 
         plan = Plan(
-            command=self._runtime_command,
             write_bundle=self._write_bundle,
             attach=attach if group is not None and not whole else None,
             attach_runtime=group.attach_files() if group is not None and whole else (),
@@ -121,40 +119,49 @@ class OciBox(StoredBox):
             helpers=self._host.helpers,
             reports=whole,
             relayed=bool(self._relay_port),
+            remove=self._remove_command if self._host.runtime.is_engine else None,
         )
         return OciLaunch(plan, self._private / f"run-{number}")
 
-    def _runtime_command(self, bundle: Path) -> list[str]:
-        return self._host.runtime.command(
-            state=bundle / "state",
-            bundle=bundle,
-            box=f"{self._name}-{bundle.name}",
-            rootless=self._host.rootless,
-            relayed=bool(self._relay_port),
+    def _write_bundle(self, bundle: Path) -> list[str]:
+        """Returns the runtime's command line."""
+        host, relayed = self._host, bool(self._relay_port)
+        spec = write_bundle(
+            bundle,
+            runtime=host.runtime,
+            root=self._root._replace(binds=(*self._root.binds, *host.always_binds)),
+            storage=self._storage,
+            users=self._users,
+            cgroups_path=self._cgroups_path(bundle),
+            relay_port=self._relay_port,
         )
+        box = self._container(bundle)
+        if host.runtime.is_engine:
+            own_ids = self._users.identity is not None
+            return run_command(host.runtime, host.base, bundle, box, spec, own_ids=own_ids)
+        state = bundle / "state"
+        return host.runtime.command(
+            state=state, bundle=bundle, box=box, rootless=host.rootless, relayed=relayed
+        )
+
+    def _container(self, bundle: Path) -> str:
+        """GVisor listens under this name in the network of the host, where other keepers do too."""
+        return f"{self._host.token}-{self._name}-{bundle.name}"
+
+    def _remove_command(self, bundle: Path) -> list[str]:
+        return remove_command(self._host.runtime, self._host.base, self._container(bundle))
 
     def _cgroups_path(self, bundle: Path) -> str | None:
         parent = self._host.cgroups_path
-        return parent and f"{parent}/{self._name}-{bundle.name}"
+        return parent and f"{parent}/{self._container(bundle)}"
 
     def _remove_group(self, bundle: Path) -> None:
         if path := self._cgroups_path(bundle):
             remove_group(path)
 
-    def _write_bundle(self, bundle: Path) -> None:
-        write_bundle(
-            bundle,
-            runtime=self._host.runtime,
-            root=self._root,
-            storage=self._storage,
-            id_map=self._users.id_map,
-            cgroups_path=self._cgroups_path(bundle),
-            relay_port=self._relay_port,
-        )
-
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
         whole = self._host.runtime.counted_whole
-        return launcher_script(argv, request.env, request.cwd, bounds, reports=whole)
+        return launcher_script(argv, request.variables, request.directory, bounds, reports=whole)
 
     def _group_limits(self, limits: Limits) -> Limits:
         if not self._host.runtime.counted_whole:

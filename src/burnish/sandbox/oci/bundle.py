@@ -7,14 +7,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from burnish.sandbox.commands import INSIDE_ID, WORK
+from burnish.sandbox.commands import WORK
+from burnish.sandbox.engine.options import seccomp_profile
 from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
 from burnish.sandbox.keeper.namespace import bind, mount_overlay, mount_plain_tmpfs
 from burnish.sandbox.network.relay import relay_source
-from burnish.sandbox.oci.filter import gvisor_filter, oci_filter
+from burnish.sandbox.oci.filter import oci_filter, plain_filter
 from burnish.sandbox.oci.launcher import INBOX, NET, RELAY, launcher
+from burnish.sandbox.oci.podman import SECCOMP_FILE, add_mount_points
 from burnish.sandbox.oci.runtime import FilterForm, Runtime
-from burnish.sandbox.oci.spec import Bind, BoxSpec, IdMapping, build_spec
+from burnish.sandbox.oci.spec import Bind, BoxSpec, build_spec
+from burnish.sandbox.oci.users import BoxUsers
 from burnish.sandbox.seccomp import build_filter
 
 _MOUNT_POINTS = ("proc", "dev", "dev/shm", "work", "tmp", "etc", "run", "run/box", "run/net")
@@ -30,13 +33,16 @@ class HostRoot(NamedTuple):
     """What is mounted into it."""
 
 
-def make_host_root(place: Path, system: tuple[HostPath, ...], hidden: tuple[str, ...]) -> HostRoot:
+def make_host_root(
+    place: Path, system: tuple[HostPath, ...], hidden: tuple[str, ...], *, engine: bool = False
+) -> HostRoot:
     """Everything but /usr and the like is ours.
 
     Args:
         place: an absent directory.
         system: directories of this host that programs need.
         hidden: directories below them that must look empty.
+        engine: podman will use it.
     """
     place.mkdir(mode=0o711)
     mount_plain_tmpfs(str(place), size_bytes=_ROOT_BYTES)
@@ -62,15 +68,18 @@ def make_host_root(place: Path, system: tuple[HostPath, ...], hidden: tuple[str,
         else:
             continue
         binds.append(Bind(source=str(source), destination=str(source)))
+    if engine:
+        add_mount_points(root)
     return HostRoot(root, tuple(binds))
 
 
-def make_image_root(place: Path, image: Path) -> Path:
+def make_image_root(place: Path, image: Path, *, engine: bool = False) -> Path:
     """The image with our mount points laid over it; the image itself is never written.
 
     Args:
         place: an absent directory.
         image: directory with its root file system.
+        engine: podman will use it.
 
     Raises:
         OSError: it is not a directory, or cannot be mounted.
@@ -80,6 +89,8 @@ def make_image_root(place: Path, image: Path) -> Path:
     points, lower, root = place / "points", place / "image", place / "root"
     for folder in _MOUNT_POINTS:
         (points / folder).mkdir(mode=0o755, parents=True, exist_ok=True)
+    if engine:
+        add_mount_points(points)
     for directory in (lower, root):
         directory.mkdir(mode=0o755)
     bind(str(image), str(lower))
@@ -103,11 +114,15 @@ def write_bundle(
     runtime: Runtime,
     root: HostRoot,
     storage: Path,
-    id_map: tuple[IdMapping, ...],
+    users: BoxUsers,
     cgroups_path: str | None,
     relay_port: int,
-) -> None:
-    """`config.json` and an inbox; unless `relay_port` is 0 a relay and a place for its socket."""
+) -> BoxSpec:
+    """What a runtime reads, and an inbox; unless `relay_port` is 0 a relay and its place.
+
+    Returns:
+        What the box is.
+    """
     inbox = bundle / "inbox"
     inbox.mkdir(mode=0o755)
     binds = (*root.binds, *storage_binds(storage, inbox))
@@ -117,21 +132,27 @@ def write_bundle(
         (net / RELAY).write_bytes(relay_source())
         binds = (*binds, Bind(source=str(net), destination=NET))
     (bundle / "state").mkdir(mode=0o711)
-    inside = {mapping.container_id for mapping in id_map} or {INSIDE_ID}
     # A runtime that does not know the annotation uses the section.
     as_bytes = runtime.filter_form is FilterForm.BYTES
     plain = runtime.filter_form is FilterForm.PLAIN_NAMES
     box = BoxSpec(
         root=str(root.path),
         args=launcher(relay_port),
-        uid=INSIDE_ID if INSIDE_ID in inside else 0,
-        id_map=id_map,
+        uid=users.inside.uid,
+        gid=users.inside.gid,
+        uid_map=users.uid_map,
+        gid_map=users.gid_map,
         binds=binds,
-        seccomp=gvisor_filter() if plain else oci_filter(),
+        seccomp=plain_filter() if plain else oci_filter(),
         cgroups_path=cgroups_path,
         annotations={_BPF_ANNOTATION: base64.b64encode(build_filter()).decode()}
         if as_bytes
         else {},
     )
-    (bundle / "config.json").write_bytes(msgspec.json.encode(build_spec(box)))
-    os.chmod(bundle / "config.json", 0o644)
+    if runtime.is_engine:
+        assert box.seccomp is not None
+        (bundle / SECCOMP_FILE).write_bytes(seccomp_profile(box.seccomp))
+    else:
+        (bundle / "config.json").write_bytes(msgspec.json.encode(build_spec(box)))
+        os.chmod(bundle / "config.json", 0o644)
+    return box

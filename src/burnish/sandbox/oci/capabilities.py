@@ -3,8 +3,8 @@
 from burnish.core.boxes import Capabilities, Feature
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.keeper.capabilities import enforced, group_notes
-from burnish.sandbox.oci.box import BoxUsers
 from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime
+from burnish.sandbox.oci.users import BoxUsers
 
 # It reads ahead and from the host's cache whatever programs ask for, so that nobody could tell.
 _NOT_GVISORS = frozenset({"read_bytes_per_s", "write_bytes_per_s"})
@@ -30,7 +30,7 @@ def describe(
     notes = [*_kernel_notes(runtime), *group_notes(exact)]
     if rootless:
         notes.append("not root: boxes run as your own user id, in their own namespaces")
-    if all(mapping.container_id == 0 for mapping in users.id_map):
+    if users.inside.uid == 0:
         notes.append(
             f"{runtime.name} needs a user 0 in the box and you have one id only: programs see "
             "themselves as root there, without any capability"

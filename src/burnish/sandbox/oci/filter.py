@@ -26,10 +26,11 @@ _TERMINAL_REQUESTS = (0x5412, 0x541C)
 _LOW_BITS = 4
 
 
-def gvisor_filter(machine: str | None = None) -> Seccomp:
-    """The section for gVisor, whose every error is EPERM, on which C libraries would not fall back.
+def plain_filter(machine: str | None = None) -> Seccomp:
+    """The section for who takes no number for what is not listed: gVisor, and docker before 23.
 
-    A call that is to be traced, without a tracer, answers ENOSYS; and no program here may trace.
+    They answer EPERM, on which C libraries would not fall back. A call that is to be traced,
+    without a tracer, answers ENOSYS; and no program here may trace.
     """
     return msgspec.structs.replace(
         oci_filter(machine), default_action=_TRACE, default_errno_ret=None

@@ -42,7 +42,7 @@ def settle(
     with contextlib.suppress(OSError):
         bind(str(CGROUPS), str(ours))
     controllers = _controllers(str(ours)) if use_control_groups else None
-    if runtime is RuntimeName.CRUN and (CGROUPS / "unified").is_dir():
+    if runtime in (RuntimeName.CRUN, RuntimeName.PODMAN) and (CGROUPS / "unified").is_dir():
         with contextlib.suppress(OSError):
             mount_tmpfs(str(CGROUPS / "unified"), size_bytes=4096, mode=0o755)
     if runtime is not RuntimeName.RUNC or not privileged:

@@ -3,31 +3,33 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
+from burnish.core.boxes import Capabilities, ExecResult, Limits
 from burnish.core.errors import UserError
-from burnish.sandbox.commands import INSIDE_ID, WORK
+from burnish.sandbox.commands import WORK
+from burnish.sandbox.engine.options import make_covers
 from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
 from burnish.sandbox.keeper.attacher import Attacher
-from burnish.sandbox.keeper.namespace import Identity, enter, make_base, mount_tmpfs
+from burnish.sandbox.keeper.namespace import enter, make_base, mount_tmpfs
+from burnish.sandbox.keeper.process import START_DEADLINE_S
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.network.base import PROXY_PORT
-from burnish.sandbox.oci.box import BoxUsers, OciBox, OciHost
+from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe
 from burnish.sandbox.oci.hierarchies import Groups, remove_group, settle
+from burnish.sandbox.oci.podman import make_store
 from burnish.sandbox.oci.runtime import Runtime, find_runtime
-from burnish.sandbox.oci.spec import IdMapping
+from burnish.sandbox.oci.selftest import SELF_TEST, check_self_test
+from burnish.sandbox.oci.users import BoxUsers, box_users
 
 _BUNDLES_BYTES = 2**30
 """Room for the inputs of all commands that wait or run at once."""
-# Users of boxes, two for each; unused on any host we know of.
-_FIRST_JOB_ID, _FIRST_ROOT_ID = 1_900_000_000, 1_950_000_000
-_SELF_TEST_DEADLINE_S = 10.0
-_SELF_TEST_LINES = {"Seccomp:": "2", "NoNewPrivs:": "1", "CapEff:": "0" * 16, "CapBnd:": "0" * 16}
+_SELF_TEST_DEADLINE_S = START_DEADLINE_S
 
 
 class Ground(NamedTuple):
@@ -53,6 +55,8 @@ def enter_host(name: str, *, use_control_groups: bool) -> Ground:
     base = make_base()
     (base / "boxes").mkdir(mode=0o711)
     mount_tmpfs(str(base / "boxes"), size_bytes=_BUNDLES_BYTES, mode=0o711)
+    if runtime.is_engine:
+        make_store(base)
     groups = settle(
         base, runtime.name, privileged=privileged, use_control_groups=use_control_groups
     )
@@ -70,8 +74,15 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
     attacher = Attacher() if groups.controllers else None
     host = OciHost(
         runtime=runtime,
+        token=secrets.token_hex(8),
         base=base,
-        root=make_host_root(base / "host", system, hidden_paths([*sys.path, OWN_PACKAGE], system)),
+        root=make_host_root(
+            base / "host",
+            system,
+            hidden_paths([*sys.path, OWN_PACKAGE], system),
+            engine=runtime.is_engine,
+        ),
+        always_binds=make_covers(base / "host" / "sys") if runtime.is_engine else (),
         rootless=not privileged,
         cgroups_path=groups.runtime_path,
         controllers=groups.controllers,
@@ -101,38 +112,6 @@ def close_host(host: OciHost) -> None:
         remove_group(host.cgroups_path)
 
 
-def box_users(
-    runtime: Runtime, slot: int, *, privileged: bool, uid_map: str | None = None
-) -> BoxUsers:
-    """Who a box is on the host and inside.
-
-    Root hands each box to two users that own nothing: one runs its programs, one is what the
-    runtime needs as the box's root. An ordinary user has one id only.
-
-    Args:
-        runtime: some insist on a user 0 in the box.
-        slot: number of the box.
-        privileged: we are root outside any namespace of ours.
-        uid_map: `/proc/self/uid_map`.
-    """
-    inside = 0 if runtime.needs_root_id else INSIDE_ID
-    ourselves = BoxUsers(None, (IdMapping(container_id=inside, host_id=0, size=1),))
-    if not privileged:
-        return ourselves
-    text = uid_map or Path("/proc/self/uid_map").read_text(encoding="ascii")
-    ranges = [[int(field) for field in line.split()] for line in text.splitlines()]
-    for job, root in ((_FIRST_JOB_ID + slot, _FIRST_ROOT_ID + slot), (65534, 65533)):
-        if all(any(a <= n < a + count for a, _, count in ranges) for n in (job, root)):
-            return BoxUsers(
-                Identity(job, job),
-                (
-                    IdMapping(container_id=0, host_id=root, size=1),
-                    IdMapping(container_id=INSIDE_ID, host_id=job, size=1),
-                ),
-            )
-    return ourselves
-
-
 async def _network_test(host: OciHost, users: BoxUsers) -> bool:
     """Whether a box reaches a socket of ours, and nothing says that it could not."""
     box = OciBox(host, "network-test", users, "", PROXY_PORT)
@@ -145,7 +124,8 @@ async def _network_test(host: OciHost, users: BoxUsers) -> bool:
         with listener:
             listener.setblocking(False)
             code = f"import socket; socket.create_connection(('127.0.0.1', {PROXY_PORT}))"
-            request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+            where = os.fsencode(WORK)
+            request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=where, limits=Limits())
             await box.run(("python3", "-c", code), request)
             listener.accept()[0].close()
             return True
@@ -158,11 +138,9 @@ async def _network_test(host: OciHost, users: BoxUsers) -> bool:
 
 async def _self_test(host: OciHost, users: BoxUsers) -> None:
     box = OciBox(host, "self-test", users, "")
-    # A namespace for oneself is what any user may have unless the filter is there.
-    probe = ("sh", "-c", "cat /proc/self/status; unshare -U true 2>/dev/null && echo Unshared: yes")
-    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=WORK, limits=Limits())
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=os.fsencode(WORK), limits=Limits())
     try:
-        result = await asyncio.wait_for(box.run(probe, request), _SELF_TEST_DEADLINE_S)
+        result = await asyncio.wait_for(box.run(SELF_TEST, request), _SELF_TEST_DEADLINE_S)
     except TimeoutError as error:
         raise UserError(
             f"{host.runtime.name} {host.runtime.version} got stuck starting a box.",
@@ -171,27 +149,10 @@ async def _self_test(host: OciHost, users: BoxUsers) -> None:
     finally:
         with contextlib.suppress(OSError):
             await box.destroy()
-    if result.status not in (ExecStatus.OK, ExecStatus.EXIT) or not result.stdout:
-        raise UserError(_first_failure(host.runtime, result), fix=_fix(result))
-    seen = dict(
-        line.split(None, 1) for line in result.stdout.decode().splitlines() if len(line.split()) > 1
+    runtime = host.runtime
+    check_self_test(
+        result, f"{runtime.name} {runtime.version}", whole=runtime.counted_whole, fix=_fix(result)
     )
-    wanted_lines = {**_SELF_TEST_LINES, "Unshared:": None}
-    if host.runtime.counted_whole and "NoNewPrivs:" not in seen:
-        # gVisor does not say; it runs no program with the rights of its file's owner anyway.
-        del wanted_lines["NoNewPrivs:"]
-    for name, wanted in wanted_lines.items():
-        if seen.get(name) != wanted:
-            raise UserError(
-                f"a box of {host.runtime.name} runs with {name} {seen.get(name)} instead of "
-                f"{wanted}: it would not hold.",
-                fix=f"install another {host.runtime.name}, or choose another backend",
-            )
-
-
-def _first_failure(runtime: Runtime, result: ExecResult) -> str:
-    detail = result.message or result.stderr.decode("utf-8", "replace").strip()[:300]
-    return f"{runtime.name} {runtime.version} cannot run a box here: {detail or result.status}."
 
 
 def _fix(result: ExecResult) -> str:

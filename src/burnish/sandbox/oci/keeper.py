@@ -7,12 +7,14 @@ import sys
 
 from burnish.core.errors import UserError, one_line
 from burnish.sandbox.host_view import namespace_fix
+from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.keeper.keeper import Keeper, Start, parse_start, send_hello
 from burnish.sandbox.keeper.namespace import fork_into_pid_namespace
 from burnish.sandbox.keeper.protocol import CreateBox, Hello
 from burnish.sandbox.limits import bound_for_boxes
 from burnish.sandbox.oci.box import OciBox, OciHost
-from burnish.sandbox.oci.host import Ground, box_users, close_host, enter_host, inspect_host
+from burnish.sandbox.oci.host import Ground, close_host, enter_host, inspect_host
+from burnish.sandbox.oci.users import box_users
 
 
 class OciMaker:
@@ -22,12 +24,13 @@ class OciMaker:
         """Keep what all boxes share."""
         self._host = host
 
-    def make(self, name: str, slot: int, request: CreateBox) -> OciBox:
+    async def make(self, name: str, slot: int, request: CreateBox) -> OciBox:
         """See `BoxMaker`."""
-        users = box_users(self._host.runtime, slot, privileged=not self._host.rootless)
+        user = None if request.user is None else ImageUser(*request.user)
+        users = box_users(self._host.runtime, slot, privileged=not self._host.rootless, user=user)
         return OciBox(self._host, name, users, request.root, request.proxy_port)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See `BoxMaker`."""
         close_host(self._host)
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +21,15 @@ from burnish.sandbox.keeper.children import child_pids, end_child, readable
 from burnish.sandbox.keeper.listening import listen_in
 from burnish.sandbox.keeper.namespace import unmount
 from burnish.sandbox.keeper.pipes import Capture, above_shell, read_now
-from burnish.sandbox.oci.launcher import READY, SCRIPT, SOCKET, STARTED, STDIN
+from burnish.sandbox.oci.launcher import SCRIPT, SOCKET, STDIN
+from burnish.sandbox.oci.marks import MarkedCapture
+from burnish.sandbox.oci.podman import MONITOR_FILE
 
-_MAX_EARLY_BYTES = 64 * 2**10
 _GRACE_S = 5.0
 """For a runtime to end once process 1 is dead; then it is stuck and is killed too."""
-_PID_TRIES, _PID_PAUSE_S = 5000, 0.001
+ENGINE_GRACE_S = 30.0
+"""For an engine to start a container and to end it, on a loaded host; 0.4 s are usual."""
+_PID_PAUSE_S = 0.001
 _MAX_PID = 2**22
 _BACKLOG = 128
 _ATTACH_AND_RUN = (
@@ -41,10 +44,8 @@ _ATTACH_AND_RUN = (
 class Plan(NamedTuple):
     """How to start containers for one box."""
 
-    command: Callable[[Path], list[str]]
-    """From the bundle to the runtime's command line."""
-    write_bundle: Callable[[Path], None]
-    """Fills a bundle: `config.json` and an empty `inbox`."""
+    write_bundle: Callable[[Path], list[str]]
+    """Fills a bundle, with an empty `inbox` among other things; the runtime's command line."""
     attach: Callable[[int], Awaitable[None]] | None
     """Moves process 1 into the control groups of the box."""
     attach_runtime: tuple[str, ...]
@@ -58,53 +59,11 @@ class Plan(NamedTuple):
     """
     relayed: bool
     """The box's network is its own kernel's: a relay in it brings what is sent to a port to us."""
-
-
-class MarkedCapture(Capture):
-    """stderr of a container: ours up to STARTED, then the program's."""
-
-    def __init__(self) -> None:
-        """Make the pipes."""
-        super().__init__()
-        self._early = b""
-        self._started = False
-        self.started_fd, self._started_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the launcher waits."""
-        return READY in self._early or self._started
-
-    def pump(self) -> bool:
-        """Take what is there; False at the end, but not if there is just nothing now."""
-        try:
-            chunk = os.read(self.read_fd, _MAX_EARLY_BYTES)
-        except BlockingIOError:
-            return True
-        self._keep(chunk)
-        return bool(chunk)
-
-    def finish(self) -> bytes:
-        """What the program wrote; if it never started, what the runtime or the launcher did."""
-        kept = super().finish()
-        return kept if self._started else self._early.replace(READY, b"")
-
-    def close(self) -> None:
-        """Free our descriptors."""
-        super().close()
-        os.close(self.started_fd)
-        os.close(self._started_in)
-
-    def _keep(self, chunk: bytes) -> None:
-        if not self._started:
-            head, mark, chunk = (self._early + chunk).partition(STARTED)
-            self._early = head[-_MAX_EARLY_BYTES:]
-            if not mark:
-                return
-            self._started = True
-            os.write(self._started_in, b"s")
-        if chunk:
-            super()._keep(chunk)
+    remove: Callable[[Path], list[str]] | None = None
+    """Of an engine, which keeps records and a monitor beside each container: the command that ends
+    and forgets one."""
+    environment: Mapping[str, str] | None = None
+    """Of the runtime; by default what it needs and no more."""
 
 
 class OciLaunch:
@@ -119,7 +78,9 @@ class OciLaunch:
         self._plan = plan
         self._bundle = bundle
         bundle.mkdir(mode=0o711)
-        plan.write_bundle(bundle)
+        command = plan.write_bundle(bundle)
+        if files := plan.attach_runtime:
+            command = [*_ATTACH_AND_RUN, str(len(files)), *files, *command]
         self._init_fd: int | None = None
         self.process_1: int | None = None
         self.stdout: Capture = Capture()
@@ -134,13 +95,15 @@ class OciLaunch:
             for target, source in enumerate((go, self.stdout.write_fd, self.stderr.write_fd))
         }
         try:
-            self.monitor_pid = _spawn(plan, bundle, placed)
+            self.monitor_pid = _spawn(plan.environment or _environment(bundle), command, placed)
         except OSError:
             self.close()
             raise
         finally:
             for descriptor in placed.values():
                 os.close(descriptor)
+        self.root_pid = self.monitor_pid
+        self._second_monitor: int | None = None
         plan.helpers.add(self.monitor_pid)
 
     async def prepare(self) -> None:
@@ -167,11 +130,17 @@ class OciLaunch:
             ended.cancel()
             await asyncio.wait((ended,))
         if self._marked.ready:
-            pid = self.process_1 = await self._find_process_1()
-            # It waits for us, so the number is still its own.
-            self._init_fd = os.pidfd_open(pid)
-            if self._plan.attach is not None:
-                await self._plan.attach(pid)
+            await self._on_ready()
+
+    async def _on_ready(self) -> None:
+        """The launcher waits."""
+        pid = self.process_1 = await self._find_process_1()
+        if self._plan.remove is not None:
+            self._find_second_monitor()
+        # It waits for us, so the number is still its own.
+        self._init_fd = os.pidfd_open(pid)
+        if self._plan.attach is not None:
+            await self._plan.attach(pid)
 
     def go(self, stdin: bytes, script: bytes) -> None:
         """Give the launcher its command."""
@@ -188,7 +157,7 @@ class OciLaunch:
         if self._init_fd is None:
             return None
         if self._plan.relayed:
-            return _unix_listener(self._bundle / "net" / SOCKET)
+            return unix_listener(self._bundle / "net" / SOCKET)
         return listen_in(self._init_fd, port)
 
     async def end(self) -> tuple[int, float]:
@@ -202,14 +171,22 @@ class OciLaunch:
         self.stderr.drain()
         if self._init_fd is not None:
             _kill(self._init_fd)
-            await _dead_within(os.pidfd_open(self.monitor_pid), _GRACE_S)
+            await dead_within(os.pidfd_open(self.monitor_pid), _GRACE_S)
+        elif self._plan.remove is not None:
+            # Killed on its way an engine leaves what nobody would find: without its command the
+            # launcher ends by itself.
+            self._hang_up()
+            await dead_within(os.pidfd_open(self.monitor_pid), ENGINE_GRACE_S)
         ended = await end_child(self.monitor_pid)
         assert ended is not None, "somebody else reaped the monitor"
         self._plan.helpers.discard(self.monitor_pid)
         if self._init_fd is not None:
-            await _dead_within(self._init_fd, None)
+            await dead_within(self._init_fd, None)
             self._init_fd = None
         self.is_complete = not self._plan.reports or bool(_read_report(self._go))
+        if self._plan.remove is not None:
+            left = self._plan.remove(self._bundle) if ended.wait_code < 0 else []
+            return ended.wait_code, await self._forget(left)
         cpu_s = ended.cpu_s
         # Process 1 if the runtime was killed, and what gVisor leaves to us: zombies of its own.
         for pid in child_pids():
@@ -218,16 +195,54 @@ class OciLaunch:
                 cpu_s += stray.cpu_s if stray else 0.0
         return ended.wait_code, cpu_s
 
+    async def _forget(self, command: list[str]) -> float:
+        """Reap the monitor that an engine has beside a container.
+
+        Args:
+            command: run before; removes the container.
+
+        Returns:
+            CPU seconds of the container and of what started it; 0 where control groups count.
+        """
+        helpers = self._plan.helpers
+        if command:
+            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            placed = dict.fromkeys((0, 1, 2), nothing)
+            try:
+                pid = _spawn(_environment(self._bundle), command, placed)
+            finally:
+                os.close(nothing)
+            helpers.add(pid)
+            await dead_within(os.pidfd_open(pid), ENGINE_GRACE_S)
+            await end_child(pid)
+            helpers.discard(pid)
+        cpu_s = 0.0
+        if self._second_monitor is not None:
+            await dead_within(os.pidfd_open(self._second_monitor), ENGINE_GRACE_S)
+            ended = await end_child(self._second_monitor)
+            helpers.discard(self._second_monitor)
+            cpu_s = ended.cpu_s if ended and self._plan.attach is None else 0.0
+        # Others' monitors that nobody knows yet are our children too: what lives is left alone.
+        for pid in child_pids():
+            if pid not in helpers and _is_dead_child(pid):
+                await end_child(pid)
+        return cpu_s
+
     def close(self) -> None:
         """Free our descriptors and files; call once."""
         self.stdout.close()
         self.stderr.close()
-        os.close(self._go)
+        self._hang_up()
         self._plan.remove_group(self._bundle)
         for left in (self._bundle / "state").glob("crun.*"):
             with contextlib.suppress(OSError):  # it is no mount point if crun came further
                 unmount(str(left))
         shutil.rmtree(self._bundle)
+
+    def _hang_up(self) -> None:
+        if self._go >= 0:
+            os.close(self._go)
+            self._go = -1
 
     async def _find_process_1(self) -> int:
         """Some runtimes write its number only after they have let it go.
@@ -235,14 +250,23 @@ class OciLaunch:
         Raises:
             OSError: what was written is no number, or nothing was.
         """
-        for _ in range(_PID_TRIES):
+        # Who waits for us has a deadline; one of our own was too short for an overloaded host.
+        while True:
             # All of them write it at once, so it is empty or whole.
             if (pid := parse_pid(self._bundle / "pid")) is not None:
                 return pid
-            if _has_ended(self.monitor_pid):
+            if has_ended(self.monitor_pid):
                 break
             await asyncio.sleep(_PID_PAUSE_S)
         raise OSError(0, "the runtime does not say which process it started")
+
+    def _find_second_monitor(self) -> None:
+        """An engine's, which is our child: whoever started it has ended."""
+        pid = parse_pid(self._bundle / MONITOR_FILE)
+        if pid is None or pid not in child_pids():
+            raise OSError(0, "the engine does not say which process watches the container")
+        self._second_monitor = self.root_pid = pid
+        self._plan.helpers.add(pid)
 
 
 def _both_ways() -> tuple[int, int]:
@@ -257,7 +281,12 @@ def _read_report(descriptor: int) -> bytes:
     return b""
 
 
-def _unix_listener(path: Path) -> socket.socket:
+def unix_listener(path: Path) -> socket.socket:
+    """A socket to which users of boxes may connect.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.bind(os.fspath(path))
@@ -269,9 +298,16 @@ def _unix_listener(path: Path) -> socket.socket:
     return made
 
 
-def _has_ended(child: int) -> bool:
+def has_ended(child: int) -> bool:
     """Without reaping it."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _is_dead_child(pid: int) -> bool:
+    try:
+        return has_ended(pid)
+    except ChildProcessError:  # another command took it
+        return False
 
 
 def parse_pid(file: Path) -> int | None:
@@ -283,17 +319,25 @@ def parse_pid(file: Path) -> int | None:
     return int(text) if text.isdigit() and 1 < int(text) <= _MAX_PID else None
 
 
-def _spawn(plan: Plan, bundle: Path, placed: dict[int, int]) -> int:
+def _environment(bundle: Path) -> dict[str, str]:
+    state = f"{bundle}/state"
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        # Engines want a home directory, of which they read nothing there.
+        "HOME": state,
+        "XDG_RUNTIME_DIR": state,
+        # Where crun and runc mount a copy of themselves; by default that is the host's /tmp, where
+        # it stays if they are killed.
+        "_LIBCONTAINER_STATEDIR": state,
+    }
+
+
+def _spawn(environment: Mapping[str, str], command: list[str], placed: dict[int, int]) -> int:
     actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in placed.items()]
-    command = plan.command(bundle)
-    if files := plan.attach_runtime:
-        command = [*_ATTACH_AND_RUN, str(len(files)), *files, *command]
     return os.posix_spawn(
         command[0],
         command,
-        # Where crun and runc mount a copy of themselves; by default that is the host's /tmp, where
-        # it stays if they are killed.
-        {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "_LIBCONTAINER_STATEDIR": f"{bundle}/state"},
+        environment,
         file_actions=actions,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores both
         setsid=True,
@@ -307,7 +351,7 @@ def _kill(pidfd: int) -> None:
         return
 
 
-async def _dead_within(pidfd: int, deadline_s: float | None) -> None:
+async def dead_within(pidfd: int, deadline_s: float | None) -> None:
     """Wait for a death that is under way; the descriptor is closed."""
     try:
         await asyncio.wait_for(readable(pidfd), deadline_s)

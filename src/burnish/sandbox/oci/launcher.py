@@ -58,7 +58,7 @@ def launcher_script(
         reports: its stdin, which the program does not get, goes both ways: say there that the
             program has ended.
     """
-    words = [f"exec 2>&3 3>&- <{INBOX}/{STDIN}", *ulimits, "unset go PWD OLDPWD SHLVL _"]
+    words = [f"exec 2>&3 3>&- <{INBOX}/{STDIN}", *ulimits, "unset go PWD OLDPWD SHLVL HOSTNAME _"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in {**BASE_ENV, **env}.items()]
     words.append(f"echo {STARTED.decode().strip()!r} >&2")
     if cwd != WORK:

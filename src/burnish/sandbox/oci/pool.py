@@ -2,16 +2,15 @@
 
 import os
 
-import msgspec
-
-from burnish.core.boxes import Capabilities, Policy
+from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.images.base import Images
+from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.client import KeeperClient
 from burnish.sandbox.keeper.pool import KeeperPool
 from burnish.sandbox.network.base import NetworkProvider
-from burnish.sandbox.oci.runtime import ENGINES, RuntimeName, find_runtime
+from burnish.sandbox.oci.podman import unshare_command
+from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
 class OciPool(KeeperPool):
@@ -28,12 +27,8 @@ class OciPool(KeeperPool):
 
         Args:
             config: how many boxes, and with what limits.
-            runtime: `crun`, `runc` or `runsc` (gVisor). `podman` and `docker` select the runtime
-                that they bring, and no more: it is run by us, and nothing of the engine itself
-                (daemon, images, settings) takes part.
-            images: where images come from; without, boxes see this host's programs only. The user
-                that an image names is not followed: commands are root of their container, without
-                its powers.
+            runtime: `crun`, `runc`, `runsc` (gVisor) or `podman`.
+            images: where images come from; without, boxes see this host's programs only.
             network: carries out `Policy.allow`; without, boxes have no network.
 
         Raises:
@@ -41,7 +36,9 @@ class OciPool(KeeperPool):
         """
         config = config or SandboxConfig()
         found = find_runtime(runtime)
-        self._engine = runtime
+        # Also where nobody but podman may make a user namespace, and with all ids that it has.
+        by_podman = found.is_engine and os.geteuid() != 0
+        launcher = unshare_command(found) if by_podman else ()
         self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
@@ -49,28 +46,42 @@ class OciPool(KeeperPool):
                 module="burnish.sandbox.oci.keeper",
                 control_groups=config.control_groups,
                 arguments=(str(found.name), str(int(network is not None))),
+                launcher=launcher,
             ),
             images,
             network,
         )
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What boxes can do here, as found by running one."""
-        found = super().capabilities
-        if self._engine not in ENGINES:
-            return found
-        note = (
-            f"{self._engine} only selects {found.backend.removeprefix('oci-')}, the runtime that "
-            f"it brings: nothing of {self._engine} itself (daemon, images, settings) takes part"
-        )
-        return msgspec.structs.replace(found, notes=(note, *found.notes))
+    def check_root(self, image: ImageRoot, policy: Policy) -> None:
+        """See `KeeperPool`: a shell starts commands, and gVisor's network needs a Python."""
+        check_shell(image)
+        if policy.allow and self._needs_relay:
+            check_relay(image)
 
-    def check_root(self, root: str, policy: Policy) -> None:
-        """See `KeeperPool`: gVisor's boxes need a Python for their network."""
-        places = (f"{root}/{place}/python3" for place in ("usr/local/bin", "usr/bin", "bin"))
-        if policy.allow and self._needs_relay and not any(map(os.path.lexists, places)):
-            raise UserError(
-                "the image has no python3, with which boxes of gVisor reach their network.",
-                fix="install python3 in the image, or choose another backend",
-            )
+
+def check_shell(image: ImageRoot) -> None:
+    """Refuse an image in which no command could be started.
+
+    Raises:
+        UserError: it has no shell.
+    """
+    if not os.path.lexists(image.root / "bin" / "sh"):
+        raise UserError(
+            f"image {image.name} has no /bin/sh, with which commands are started in containers.",
+            fix="use the native sandbox, which needs none, or add a shell to the image (for one "
+            "without a distribution: a static busybox as /bin/sh)",
+        )
+
+
+def check_relay(image: ImageRoot) -> None:
+    """Refuse an image in which the relay of the network cannot run.
+
+    Raises:
+        UserError: it has no Python.
+    """
+    places = (image.root / place / "python3" for place in ("usr/local/bin", "usr/bin", "bin"))
+    if not any(map(os.path.lexists, places)):
+        raise UserError(
+            f"image {image.name} has no python3, with which its boxes reach their network.",
+            fix="install python3 in the image, or choose another backend",
+        )

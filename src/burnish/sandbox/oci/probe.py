@@ -1,34 +1,60 @@
-"""What `burnish doctor` says about OCI runtimes: found by running a box on each one."""
+"""What `burnish doctor` says about OCI runtimes and engines: found by running a box on each one."""
 
 import asyncio
+import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from burnish.core.boxes import SandboxPool
 from burnish.core.checks import Check
 from burnish.core.errors import ClassifiedFailure, UserError, one_line
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.engine.client import find_docker
+from burnish.sandbox.engine.pool import DockerPool
 from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
 def probe_runtimes() -> list[Check]:
-    """One row for each runtime, all tried at once. Never raises for what the host lacks.
+    """One row for each runtime and engine, all tried at once. Never raises for what the host lacks.
 
-    A runtime that gets stuck is a failed row after ten seconds; one that works takes half a second.
+    One that gets stuck is a failed row after a minute; one that works takes half a second, docker
+    five.
     """
-    with ThreadPoolExecutor(max_workers=len(RuntimeName)) as workers:
-        return list(workers.map(_probe, RuntimeName))
+    tries: list[Callable[[], Check]] = [
+        *(functools.partial(_probe_runtime, name) for name in RuntimeName),
+        _probe_docker,
+    ]
+    with ThreadPoolExecutor(max_workers=len(tries)) as workers:
+        return list(workers.map(lambda probe: probe(), tries))
 
 
-def _probe(name: RuntimeName) -> Check:
-    title = f"sandbox {'gvisor' if name is RuntimeName.RUNSC else f'oci-{name}'}"
-    try:
+def _probe_runtime(name: RuntimeName) -> Check:
+    backend = {RuntimeName.RUNSC: "gvisor", RuntimeName.PODMAN: "podman"}.get(name, f"oci-{name}")
+
+    def start() -> tuple[SandboxPool, str]:
         runtime = find_runtime(name)
-        pool = OciPool(SandboxConfig(max_boxes=1), name)
+        return OciPool(SandboxConfig(max_boxes=1), name), f"{runtime.path} {runtime.version}"
+
+    return _probe(backend, start, "run `python -m burnish.sandbox.oci.keeper` to see why")
+
+
+def _probe_docker() -> Check:
+    def start() -> tuple[SandboxPool, str]:
+        path = find_docker().path
+        return DockerPool(SandboxConfig(max_boxes=1)), path
+
+    return _probe("docker", start, "see what `docker info` says")
+
+
+def _probe(backend: str, start: Callable[[], tuple[SandboxPool, str]], fix: str) -> Check:
+    title = f"sandbox {backend}"
+    try:
+        pool, what = start()
     except UserError as error:
         return Check(name=title, ok=False, detail=error.what, fix=error.fix)
     except ClassifiedFailure as error:
-        fix = "run `python -m burnish.sandbox.oci.keeper` to see why"
         return Check(name=title, ok=False, detail=one_line(error), fix=fix)
     notes = "; ".join(pool.capabilities.notes)
     asyncio.run(pool.close())
-    return Check(name=title, ok=True, detail=f"{runtime.path} {runtime.version}; {notes}")
+    return Check(name=title, ok=True, detail=f"{what}; {notes}")

@@ -28,6 +28,8 @@ class RuntimeName(StrEnum):
     """The host's kernel."""
     RUNSC = "runsc"
     """gVisor: a kernel of its own in user space."""
+    PODMAN = "podman"
+    """The engine, with the runtime that it is set to."""
 
 
 class FilterForm(StrEnum):
@@ -52,7 +54,7 @@ class Runtime(Record, frozen=True, kw_only=True):
     @property
     def backend(self) -> str:
         """Name of the backend."""
-        return "gvisor" if self.name is RuntimeName.RUNSC else f"oci-{self.name}"
+        return _BACKEND_NAMES.get(self.name, f"oci-{self.name}")
 
     @property
     def isolation(self) -> Isolation:
@@ -74,6 +76,11 @@ class Runtime(Record, frozen=True, kw_only=True):
     def counted_whole(self) -> bool:
         """Whether control groups hold the runtime too: its processes are the box's kernel."""
         return self.name is RuntimeName.RUNSC
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it keeps containers in a store of its own, and a monitor beside each."""
+        return self.name is RuntimeName.PODMAN
 
     @property
     def has_own_network(self) -> bool:
@@ -107,7 +114,9 @@ class Runtime(Record, frozen=True, kw_only=True):
         return [*start, *options, *(["--rootless"] if rootless else []), *run]
 
 
+_BACKEND_NAMES = {RuntimeName.RUNSC: "gvisor", RuntimeName.PODMAN: "podman"}
 _FILTER_FORMS = {
+    RuntimeName.PODMAN: FilterForm.BYTES,
     RuntimeName.CRUN: FilterForm.BYTES,
     RuntimeName.RUNC: FilterForm.NAMES,
     RuntimeName.RUNSC: FilterForm.PLAIN_NAMES,
@@ -116,6 +125,7 @@ _PACKAGES = {
     RuntimeName.CRUN: "sudo apt-get install crun",
     RuntimeName.RUNC: "sudo apt-get install runc",
     RuntimeName.RUNSC: "sudo apt-get install runsc",
+    RuntimeName.PODMAN: "sudo apt-get install podman crun",
 }
 
 
@@ -123,39 +133,20 @@ def find_runtime(name: str, search_path: str | None = None) -> Runtime:
     """Where a runtime is.
 
     Args:
-        name: one of `RuntimeName`; `podman` and `docker` mean the runtime that they bring, and no
-            more: nothing of the engine itself (daemon, images, settings) takes part.
+        name: one of `RuntimeName`.
         search_path: directories to look in; by default PATH and the system's own.
 
     Raises:
         UserError: it is not installed, or not known.
     """
-    if name in ENGINES:
-        return _runtime_of_engine(name, search_path)
     if name not in set(RuntimeName):
-        known = ", ".join([*RuntimeName, *ENGINES])
+        known = ", ".join(RuntimeName)
         raise UserError(f"there is no container runtime {name!r} here.", fix=f"one of {known}")
     known_name = RuntimeName(name)
     path = _which(name, search_path)
     if path is None:
         raise UserError(f"{name} is not installed.", fix=_PACKAGES[known_name])
     return Runtime(name=known_name, path=path, version=_version(path))
-
-
-ENGINES = {"podman": (RuntimeName.CRUN, RuntimeName.RUNC), "docker": (RuntimeName.RUNC,)}
-"""Engines bring a runtime, and a daemon or monitor that only stands between it and us."""
-
-
-def _runtime_of_engine(engine: str, search_path: str | None) -> Runtime:
-    for name in ENGINES[engine]:
-        if (path := _which(name, search_path)) is not None:
-            return Runtime(name=name, path=path, version=_version(path))
-    wanted = " or ".join(ENGINES[engine])
-    raise UserError(
-        f"the {engine} backend means {wanted}, the runtime that {engine} brings, run without "
-        f"{engine} itself: it is not installed.",
-        fix=_PACKAGES[ENGINES[engine][0]],
-    )
 
 
 def _which(name: str, search_path: str | None) -> str | None:
@@ -181,5 +172,5 @@ def _version(path: str) -> str:
 
 def parse_version(text: str) -> str:
     """From the first line, such as `runc version 1.1.5`; empty if it says nothing like that."""
-    found = re.match(r"\S+ version:? (?:release-)?(\S{1,40})", text)
+    found = re.match(r"\S+ version:? (?:release-)?([^\s,]{1,40})", text)
     return found[1] if found else ""

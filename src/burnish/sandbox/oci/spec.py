@@ -142,9 +142,13 @@ class BoxSpec(Record, frozen=True, kw_only=True):
     args: tuple[str, ...]
     """The launcher."""
     uid: int
-    """User and group inside."""
-    id_map: tuple[IdMapping, ...]
-    """Users and groups of the box's user namespace; empty: it has none."""
+    """User inside."""
+    gid: int
+    """Group inside."""
+    uid_map: tuple[IdMapping, ...] = ()
+    """Users of the box's user namespace; empty: it has none."""
+    gid_map: tuple[IdMapping, ...] = ()
+    """Groups of it."""
     binds: tuple[Bind, ...]
     """In order."""
     seccomp: Seccomp | None = None
@@ -164,13 +168,13 @@ _NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
 def build_spec(box: BoxSpec) -> Spec:
     """The configuration of one container. Pure."""
-    namespaces = (*_NAMESPACES, *(("user",) if box.id_map else ()))
+    namespaces = (*_NAMESPACES, *(("user",) if box.uid_map else ()))
     return Spec(
         oci_version="1.0.2",
         hostname=HOSTNAME,
         root=Root(path=box.root, readonly=True),
         process=Process(
-            user=User(uid=box.uid, gid=box.uid),
+            user=User(uid=box.uid, gid=box.gid),
             args=box.args,
             env=(f"PATH={BASE_ENV['PATH']}",),
             cwd=WORK,
@@ -180,8 +184,8 @@ def build_spec(box: BoxSpec) -> Spec:
         mounts=(*_mounts(), *_binds(box.binds)),
         linux=Linux(
             namespaces=tuple(Namespace(type=name) for name in namespaces),
-            uid_mappings=box.id_map,
-            gid_mappings=box.id_map,
+            uid_mappings=box.uid_map,
+            gid_mappings=box.gid_map,
             masked_paths=_MASKED,
             readonly_paths=_READ_ONLY,
             seccomp=box.seccomp,

@@ -48,7 +48,7 @@ class RemoteBox:
             ClassifiedFailure: the box or the server is gone.
         """
         split_path(path)
-        await self._job("write", m.WriteFile(path=path, data=data), m.Done)
+        await self._job("write", m.WriteFile(path=os.fsencode(path), data=data), m.Done)
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
         """See `Sandbox.read_file`.
@@ -59,7 +59,7 @@ class RemoteBox:
             ClassifiedFailure: the box or the server is gone.
         """
         split_path(path)
-        request = m.ReadFile(path=path, limit_bytes=limit_bytes)
+        request = m.ReadFile(path=os.fsencode(path), limit_bytes=limit_bytes)
         return (await self._job("read", request, m.FileData)).data
 
     async def exec(
@@ -110,8 +110,8 @@ class RemoteBox:
             argv=tuple(os.fsencode(argument) for argument in argv),
             stdin=stdin,
             limits=limits,
-            env=env or {},
-            cwd=cwd,
+            env={name: os.fsencode(value) for name, value in (env or {}).items()},
+            cwd=None if cwd is None else os.fsencode(cwd),
             keep=keep,
         )
         return await self._job("exec", request, ExecResult)
@@ -224,7 +224,7 @@ def box_path(box_id: str, url: str) -> str:
     """
     if not _BOX_ID.fullmatch(box_id):
         raise RemoteFailure(ProblemKind.NO_BOX, url, "there is no box of that name")
-    return f"/v1/boxes/{box_id}"
+    return f"/v2/boxes/{box_id}"
 
 
 def infra_error(message: str) -> ExecResult:

@@ -17,11 +17,11 @@ from burnish.core.boxes import (
     Sandbox,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.loop_thread import LoopThread
 from burnish.core.records import Record
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
-from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
 from burnish.sandbox.remote.wire import Wire
@@ -69,7 +69,7 @@ class RemotePool:
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
         try:
-            self._info = self._thread.run_blocking(lambda: self._wire.get("/v1/pool", m.PoolInfo))
+            self._info = self._thread.run_blocking(lambda: self._wire.get("/v2/pool", m.PoolInfo))
         except BaseException:
             self._thread.run_blocking(self._wire.close)
             self._end_thread()
@@ -123,7 +123,7 @@ class RemotePool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         request = m.CreateBox(image=image, policy=policy, detached=detached)
-        return await self.claim("/v1/boxes", request, m.BoxInfo, wait_s)
+        return await self.claim("/v2/boxes", request, m.BoxInfo, wait_s)
 
     async def claim(
         self, path: str, request: Record, kind: type[R], wait_s: float | None = None
@@ -160,11 +160,11 @@ class RemotePool:
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
         """All boxes of the server, also of its other clients."""
-        return (await self.run(lambda: self._wire.get("/v1/boxes", m.Boxes))).boxes
+        return (await self.run(lambda: self._wire.get("/v2/boxes", m.Boxes))).boxes
 
     async def stats(self) -> m.Stats:
         """How the server is doing."""
-        return await self.run(lambda: self._wire.get("/v1/stats", m.Stats))
+        return await self.run(lambda: self._wire.get("/v2/stats", m.Stats))
 
     async def close(self) -> None:
         """Destroy the boxes of this pool and hang up; may be called twice."""
@@ -225,10 +225,10 @@ class RemotePool:
         while True:
             await asyncio.sleep(self._info.lease_s / _BEATS_PER_LEASE)
             try:
-                stats = await self._wire.post("/v1/sessions/heartbeat", m.Done(), m.Stats)
+                stats = await self._wire.post("/v2/sessions/heartbeat", m.Done(), m.Stats)
                 if stats.instance != self._info.instance:
                     _LOG.warning("%s was started anew: its former boxes are gone", self.url)
-                    self._info = await self._wire.get("/v1/pool", m.PoolInfo)
+                    self._info = await self._wire.get("/v2/pool", m.PoolInfo)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("the lease could not be renewed: %s", error)
 
@@ -236,7 +236,7 @@ class RemotePool:
         try:
             if self._beating is not None:
                 self._beating.cancel()
-                await self._wire.delete("/v1/sessions")
+                await self._wire.delete("/v2/sessions")
         except (ClassifiedFailure, UserError) as error:
             _LOG.warning("the boxes end with their lease: %s", error)
         finally:

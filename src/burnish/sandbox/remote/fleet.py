@@ -12,9 +12,9 @@ from pathlib import Path
 from burnish.core.boxes import Capabilities, Isolation, Policy, Sandbox
 from burnish.core.clock import Clock, SystemClock
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.loop_thread import LoopThread
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote.client import RemotePool
-from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.messages import BoxInfo, ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
 

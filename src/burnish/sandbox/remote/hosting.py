@@ -5,8 +5,8 @@ from concurrent.futures import CancelledError, Future
 
 from burnish.core.boxes import SandboxPool
 from burnish.core.clock import Clock
+from burnish.core.loop_thread import LoopThread
 from burnish.sandbox.remote.config import ServeConfig
-from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.server import SandboxServer
 from burnish.sandbox.remote.serving import listening
 

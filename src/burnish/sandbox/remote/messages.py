@@ -1,27 +1,27 @@
 """What client and server of remote boxes say to each other: MessagePack bodies over HTTP.
 
     GET    /health                          -> Health           no token needed
-    GET    /v1/pool                         -> PoolInfo
-    GET    /v1/stats                        -> Stats
-    GET    /v1/boxes                        -> Boxes
-    POST   /v1/boxes                        CreateBox -> BoxInfo                 (job)
-    DELETE /v1/boxes/ID                     -> Done             also if it is gone
-    POST   /v1/boxes/ID/exec                Exec -> ExecResult                   (job)
-    POST   /v1/boxes/ID/write               WriteFile -> Done                    (job)
-    POST   /v1/boxes/ID/read                ReadFile -> FileData                 (job)
-    POST   /v1/boxes/ID/allow               SetAllow -> Done                     (job)
-    POST   /v1/boxes/ID/snapshot            Done -> Snapshot                     (job)
-    POST   /v1/boxes/ID/rollback            Rollback -> Done                     (job)
-    POST   /v1/boxes/ID/fork                Fork -> Boxes                        (job)
-    POST   /v1/boxes/ID/export              Export -> Exported                   (job)
-    POST   /v1/boxes/ID/import              Import -> Done                       (job)
-    PUT    /v1/files                        bytes -> Uploaded   what `import` then names
-    GET    /v1/files/ID                     -> bytes            what `export` made
-    DELETE /v1/files/ID                     -> Done
-    GET    /v1/requests/ID                  -> the answer of a job, or Pending
-    DELETE /v1/requests/ID                  -> Done             ends the job
-    POST   /v1/sessions/heartbeat           -> Stats            keeps the boxes of the session
-    DELETE /v1/sessions                     -> Done             destroys them
+    GET    /v2/pool                         -> PoolInfo
+    GET    /v2/stats                        -> Stats
+    GET    /v2/boxes                        -> Boxes
+    POST   /v2/boxes                        CreateBox -> BoxInfo                 (job)
+    DELETE /v2/boxes/ID                     -> Done             also if it is gone
+    POST   /v2/boxes/ID/exec                Exec -> ExecResult                   (job)
+    POST   /v2/boxes/ID/write               WriteFile -> Done                    (job)
+    POST   /v2/boxes/ID/read                ReadFile -> FileData                 (job)
+    POST   /v2/boxes/ID/allow               SetAllow -> Done                     (job)
+    POST   /v2/boxes/ID/snapshot            Done -> Snapshot                     (job)
+    POST   /v2/boxes/ID/rollback            Rollback -> Done                     (job)
+    POST   /v2/boxes/ID/fork                Fork -> Boxes                        (job)
+    POST   /v2/boxes/ID/export              Export -> Exported                   (job)
+    POST   /v2/boxes/ID/import              Import -> Done                       (job)
+    PUT    /v2/files                        bytes -> Uploaded   what `import` then names
+    GET    /v2/files/ID                     -> bytes            what `export` made
+    DELETE /v2/files/ID                     -> Done
+    GET    /v2/requests/ID                  -> the answer of a job, or Pending
+    DELETE /v2/requests/ID                  -> Done             ends the job
+    POST   /v2/sessions/heartbeat           -> Stats            keeps the boxes of the session
+    DELETE /v2/sessions                     -> Done             destroys them
 
 A job carries an id of the client's in `Burnish-Request`; the session is in `Burnish-Session`.
 Status 202 is `Pending`: ask again. Other failures are a `Problem`. GET answers are JSON for those
@@ -36,7 +36,7 @@ import msgspec
 from burnish.core.boxes import Capabilities, Limits, Policy
 from burnish.core.records import Failure, Record
 
-API_VERSION = 1
+API_VERSION = 2
 API_HEADER = "Burnish-Api"
 REQUEST_HEADER = "Burnish-Request"
 SESSION_HEADER = "Burnish-Session"
@@ -121,14 +121,14 @@ class Exec(Record, frozen=True, kw_only=True):
     """Run a command; see `Sandbox.exec`."""
 
     argv: tuple[bytes, ...]
-    """File names need not be UTF-8."""
+    """File names need not be UTF-8, here and below."""
     stdin: bytes = b""
     """What it reads."""
     limits: Limits = Limits()
     """Bounds."""
-    env: dict[str, str] = msgspec.field(default_factory=dict)
+    env: dict[str, bytes] = msgspec.field(default_factory=dict)
     """Added variables."""
-    cwd: str | None = None
+    cwd: bytes | None = None
     """Where it starts."""
     keep: bool = False
     """Leave alive what it started."""
@@ -137,7 +137,7 @@ class Exec(Record, frozen=True, kw_only=True):
 class WriteFile(Record, frozen=True, kw_only=True):
     """Write below `/work`."""
 
-    path: str
+    path: bytes
     """Relative."""
     data: bytes
     """Content."""
@@ -146,7 +146,7 @@ class WriteFile(Record, frozen=True, kw_only=True):
 class ReadFile(Record, frozen=True, kw_only=True):
     """Read below `/work`."""
 
-    path: str
+    path: bytes
     """Relative."""
     limit_bytes: int
     """The first so many bytes."""

@@ -85,24 +85,24 @@ class SandboxServer:
         app = web.Application(
             middlewares=[self._guard], client_max_size=self._config.max_request_bytes
         )
-        box = "/v1/boxes/{box}"
+        box = "/v2/boxes/{box}"
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                web.get("/v1/pool", self._show_pool),
-                web.get("/v1/stats", self._show_stats),
-                web.get("/v1/boxes", self._list),
-                web.post("/v1/boxes", self._create),
+                web.get("/v2/pool", self._show_pool),
+                web.get("/v2/stats", self._show_stats),
+                web.get("/v2/boxes", self._list),
+                web.post("/v2/boxes", self._create),
                 web.delete(box, self._destroy),
                 web.post(box + "/{verb}", self._use),
-                web.put("/v1/files", self._upload),
-                web.get("/v1/files/{file}", self._download),
-                web.delete("/v1/files/{file}", self._remove_file),
-                web.get("/v1/requests/{request}", self._poll),
-                web.delete("/v1/requests/{request}", self._cancel),
-                web.post("/v1/sessions/heartbeat", self._heartbeat),
-                web.delete("/v1/sessions", self._end_session),
+                web.put("/v2/files", self._upload),
+                web.get("/v2/files/{file}", self._download),
+                web.delete("/v2/files/{file}", self._remove_file),
+                web.get("/v2/requests/{request}", self._poll),
+                web.delete("/v2/requests/{request}", self._cancel),
+                web.post("/v2/sessions/heartbeat", self._heartbeat),
+                web.delete("/v2/sessions", self._end_session),
             ]
         )
         app.cleanup_ctx.append(self._live)

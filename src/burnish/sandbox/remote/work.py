@@ -84,8 +84,8 @@ class Worker:
                 tuple(os.fsdecode(argument) for argument in message.argv),
                 stdin=message.stdin,
                 limits=message.limits,
-                env=message.env,
-                cwd=message.cwd,
+                env={name: os.fsdecode(value) for name, value in message.env.items()},
+                cwd=None if message.cwd is None else os.fsdecode(message.cwd),
                 keep=message.keep,
             )
         finally:
@@ -95,11 +95,12 @@ class Worker:
         return result
 
     async def _write(self, tenant: Tenant, message: m.WriteFile) -> Record:
-        await tenant.box.write_file(message.path, message.data)
+        await tenant.box.write_file(os.fsdecode(message.path), message.data)
         return m.Done()
 
     async def _read(self, tenant: Tenant, message: m.ReadFile) -> Record:
-        return m.FileData(data=await tenant.box.read_file(message.path, message.limit_bytes))
+        path = os.fsdecode(message.path)
+        return m.FileData(data=await tenant.box.read_file(path, message.limit_bytes))
 
     async def _set_allow(self, tenant: Tenant, message: m.SetAllow) -> Record:
         policy = msgspec.structs.replace(tenant.policy, allow=message.allow)

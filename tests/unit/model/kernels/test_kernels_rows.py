@@ -58,7 +58,8 @@ def test_given_tokens_have_the_log_probs_of_a_double_softmax(isa: Isa) -> None:
         logits = torch.randn(rows, width) * 5
         tokens = torch.randint(0, width, (rows,))
         heats = torch.full((rows,), heat)
-        expected = (logits.double() / heats.double()[:, None]).log_softmax(-1).gather(1, tokens[:, None])
+        scaled = logits.double() / heats.double()[:, None]
+        expected = scaled.log_softmax(-1).gather(1, tokens[:, None])
         found = given_logprobs(logits, tokens, heats)
         # Of an exponential: 2 units of 2**-24; of the sum of a block: 16 in a chain, then a tree.
         torch.testing.assert_close(found, expected[:, 0], atol=24 * 2**-24, rtol=0)

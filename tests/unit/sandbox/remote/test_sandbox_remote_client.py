@@ -17,9 +17,9 @@ import pytest
 
 from burnish.core.boxes import ExecResult, ExecStatus, Feature, Limits, Sandbox, StatefulSandbox
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.loop_thread import LoopThread
 from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.remote.client import RemotePool
-from burnish.sandbox.remote.loop import LoopThread
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
 

@@ -1,4 +1,4 @@
-"""Writable and frozen layers: each a tmpfs of its own, held by the descriptor of its mount.
+"""Writable and frozen layers: file systems of their own, held by the descriptors of their mounts.
 
 u    the overlay's upper directory; of a frozen layer, its files
 w    the overlay's work directory
@@ -7,50 +7,53 @@ s    /dev/shm of a box whose shared memory counts as disk
 
 from __future__ import annotations
 
+import errno
 import os
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 from . import kernel
 from .users import Users
 
+_ATTRIBUTES = kernel.NO_SETUID | kernel.NO_DEVICES
+
+
+class Room(NamedTuple):
+    """What a layer may hold."""
+
+    size_bytes: int
+    num_inodes: int
+
 
 class Layer:
-    """A tmpfs that is attached nowhere, except while a box starts."""
+    """A file system that is attached nowhere, except while a box starts."""
 
-    def __init__(self, size_bytes: int, num_inodes: int, users: Users) -> None:
-        """Empty, with room for `size_bytes`."""
-        self._tree = kernel.new_tree(
-            "tmpfs",
-            kernel.NO_SETUID | kernel.NO_DEVICES,
-            size=size_bytes,
-            nr_inodes=_with_own(num_inodes),
-            mode="0755",
-        )
-        for name, mode in (("u", 0o755), ("w", 0o700), ("s", 0o1777)):
-            os.mkdir(name, 0o700, dir_fd=self._tree)
-            os.chown(name, users.first_uid, users.first_gid, dir_fd=self._tree)
-            os.chmod(name, mode, dir_fd=self._tree)
+    def __init__(self, room: Room | int, users: Users) -> None:
+        """Empty: a tmpfs with this room, or the disk that the owner has sent."""
+        self._is_disk = isinstance(room, int)
+        self._tree = _open_disk(room) if isinstance(room, int) else _make_tmpfs(room)
+        try:
+            for name, mode in (("u", 0o755), ("w", 0o700), ("s", 0o1777)):
+                os.mkdir(name, 0o700, dir_fd=self._tree)
+                os.chown(name, users.first_uid, users.first_gid, dir_fd=self._tree)
+                os.chmod(name, mode, dir_fd=self._tree)
+        except OSError:
+            os.close(self._tree)
+            raise
 
     def open_upper(self) -> int:
         """A descriptor of `u`."""
         return os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
 
-    def is_empty(self) -> bool:
-        """Whether nothing was ever written to `u`."""
-        descriptor = self.open_upper()
-        try:
-            with os.scandir(descriptor) as entries:
-                return next(entries, None) is None
-        finally:
-            os.close(descriptor)
-
-    def resize(self, size_bytes: int, num_inodes: int) -> None:
+    def resize(self, room: Room) -> None:
         """Change the room.
 
         Raises:
-            OSError: EINVAL if more is in use.
+            OSError: EINVAL if more is in use, EOPNOTSUPP for a disk.
         """
-        kernel.reconfigure(self._tree, size=size_bytes, nr_inodes=_with_own(num_inodes))
+        if self._is_disk:
+            raise OSError(errno.EOPNOTSUPP, "a disk of the owner keeps its size")
+        inodes = _with_own(room.num_inodes)
+        kernel.reconfigure(self._tree, size=room.size_bytes, nr_inodes=inodes)
 
     def attach(self, path: str) -> None:
         """Mount it, and from now on hold a second mount of it: a mount can be moved only once.
@@ -62,18 +65,23 @@ class Layer:
         os.close(self._tree)
         self._tree = copy
 
-    def forget_shared_memory(self) -> None:
-        """Empty `s`: it is no part of a frozen layer."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open("s", flags, dir_fd=self._tree)
-        try:
-            _empty(descriptor)
-        finally:
-            os.close(descriptor)
-
     def close(self) -> None:
         """Let go; the files stay while a box uses them."""
         os.close(self._tree)
+
+
+def _make_tmpfs(room: Room) -> int:
+    inodes = _with_own(room.num_inodes)
+    options: dict[str, str | int] = {"size": room.size_bytes, "nr_inodes": inodes, "mode": "0755"}
+    return kernel.new_tree("tmpfs", _ATTRIBUTES, **options)
+
+
+def _open_disk(given: int) -> int:
+    if os.fstat(given).st_uid != 0:
+        # As a disk of root's, where we are an ordinary user's helper.
+        raise PermissionError(errno.EPERM, "furnishing a disk (is its top root's, and we too?)")
+    kernel.set_tree(given, _ATTRIBUTES)
+    return os.dup(given)
 
 
 def attach_all(layers: Sequence[Layer], base: str) -> list[str]:
@@ -98,20 +106,3 @@ def detach_all(paths: Sequence[str]) -> None:
 def _with_own(num_inodes: int) -> int:
     """The root, the three directories below and the overlay's own take some too."""
     return min(num_inodes + 8, 2**32 - 1)
-
-
-def _empty(folder: int) -> None:
-    """Delete all below an open directory, never through a link; hostile depth costs no stack."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    while names := os.listdir(folder):
-        for name in names:
-            try:
-                os.unlink(name, dir_fd=folder)
-                continue
-            except IsADirectoryError:
-                child = os.open(name, flags, dir_fd=folder)
-            # What is in it moves up, under names that cannot clash.
-            for item in os.listdir(child):
-                os.rename(item, os.urandom(16).hex(), src_dir_fd=child, dst_dir_fd=folder)
-            os.close(child)
-            os.rmdir(name, dir_fd=folder)

@@ -26,7 +26,7 @@ from typing import NamedTuple, NoReturn
 from ..protocol import Ability
 from . import kernel
 from .box import NAMESPACES, become_root
-from .layers import Layer, attach_all, detach_all
+from .layers import Layer, Room, attach_all, detach_all
 from .root import build_root
 from .stage import Stage
 from .users import Users
@@ -82,7 +82,7 @@ def launch(
 ) -> int:
     """Start the template and wait for its end, or the owner's. Returns an exit status."""
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-    layer = Layer(_ROOM_BYTES, _ROOM_INODES, stage.users)
+    layer = Layer(Room(_ROOM_BYTES, _ROOM_INODES), stage.users)
     attached = attach_all([layer], stage.base)
     wait, go = os.pipe2(os.O_CLOEXEC)
     child = kernel.clone(NAMESPACES)

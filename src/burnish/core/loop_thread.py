@@ -10,16 +10,14 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines elsewhere. Leases are renewed here even while a caller's loop is stuck."""
+    """Runs coroutines elsewhere: they go on even while a caller's own loop is stuck."""
 
-    def __init__(self) -> None:
-        """Start the thread; it does not keep the interpreter alive."""
+    def __init__(self, name: str = "sandbox-remote") -> None:
+        """Start the thread `name`; it does not keep the interpreter alive."""
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="sandbox-remote", daemon=True
-        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
     @property

@@ -1,0 +1,45 @@
+"""The engine's part of a step's metrics."""
+
+from __future__ import annotations
+
+from burnish.rollout.engine.stats import EngineStats
+from burnish.telemetry import catalogue as metric
+from burnish.telemetry.metrics import Recorder
+
+
+def record_engine(
+    recorder: Recorder, old: EngineStats, new: EngineStats, elapsed_s: float
+) -> float:
+    """Record what the engine did between two snapshots; returns sampled tokens per wall second."""
+    rate = (new.sampled_tokens - old.sampled_tokens) / elapsed_s
+    recorder.record(metric.ENGINE_TOKENS_PER_S, rate)
+    recorder.record(metric.ENGINE_BUSY_RATIO, min((new.busy_s - old.busy_s) / elapsed_s, 1.0))
+    cached = new.cached_tokens - old.cached_tokens
+    prompt = cached + new.prompt_tokens - old.prompt_tokens
+    if prompt:
+        recorder.record(metric.CACHED_TOKEN_RATIO, cached / prompt)
+    recorder.record(metric.QUEUE_DEPTH, new.num_outstanding, "engine_requests")
+    recorder.record(metric.QUEUE_DEPTH, new.num_waiting, "engine_waiting")
+    recorder.record(metric.ENGINE_USED_PAGE_RATIO, new.used_page_ratio)
+    swapped = new.num_swaps - old.num_swaps
+    recorder.record(metric.ENGINE_PREEMPTIONS, swapped, "swap")
+    recorder.record(
+        metric.ENGINE_PREEMPTIONS, new.num_preemptions - old.num_preemptions - swapped, "recompute"
+    )
+    recorder.record(metric.ENGINE_FAILED_REQUESTS, new.num_failed - old.num_failed)
+    _latencies(recorder, old, new)
+    return rate
+
+
+def _latencies(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:
+    """With a barrier nothing is timed, so there is nothing to record."""
+    queue = new.queue.since(old.queue)
+    first, between = new.first_token.since(old.first_token), new.inter_token.since(old.inter_token)
+    if queue.num:
+        recorder.record(metric.ENGINE_QUEUE_P95, queue.quantile_s(0.95))
+    if first.num:
+        recorder.record(metric.ENGINE_FIRST_TOKEN_MEAN, first.mean_s)
+        recorder.record(metric.ENGINE_FIRST_TOKEN_P95, first.quantile_s(0.95))
+    if between.num:
+        recorder.record(metric.ENGINE_INTER_TOKEN_MEAN, between.mean_s)
+        recorder.record(metric.ENGINE_INTER_TOKEN_P95, between.quantile_s(0.95))
