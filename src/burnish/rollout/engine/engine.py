@@ -10,7 +10,6 @@ goes wrong with one request ends that request; what goes wrong with the machine 
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,18 +35,9 @@ from burnish.rollout.engine.tier.limits import TierStats
 from burnish.rollout.engine.tier.losses import lost_requests
 from burnish.rollout.engine.tier.opening import open_engine_cache
 from burnish.rollout.engine.validation import Bounds, validate
-from burnish.rollout.engine.weights import ServedModel
+from burnish.rollout.engine.weights import Prepared, ServedModel
 
 Ended = list[tuple[Sequence, Generation | Failure]]
-
-
-class Prepared(NamedTuple):
-    """Weights ready to be served."""
-
-    model: ServedModel
-    """Checked and packed."""
-    digest: str
-    """Of what it was made from."""
 
 
 class EngineCore:
@@ -319,13 +309,7 @@ class EngineCore:
         Raises:
             UserError: if the tokens do not fit the model, or there are no weights.
         """
-        context, vocabulary = self.config.max_position_embeddings, self.config.vocab_size
-        if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
-            raise UserError(
-                f"{len(token_ids)} tokens to score do not fit context {context}, "
-                f"vocabulary {vocabulary}.",
-                fix="score a shorter text, encoded with the model's own tokenizer.",
-            )
+        scoring.check(self.config, token_ids)
         if self._served is None:
             raise UserError("the engine sleeps without weights.", fix="wake it first.")
         return scoring.score(self._served.model, token_ids, self.limits.page_size)

@@ -12,6 +12,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from burnish.core.errors import UserError
+from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.draw import can_draw, given_logprobs
 from burnish.rollout.engine.cache.opening import open_cache
@@ -22,6 +24,21 @@ from burnish.rollout.engine.weights import ServedModel
 
 # The head's output for this many tokens at a time: 64 x 49152 fp32 are 12 MB.
 _HEAD_ROWS = 64
+
+
+def check(config: ModelConfig, token_ids: Seq[int]) -> None:
+    """Refuse what cannot be scored.
+
+    Raises:
+        UserError: if the tokens do not fit the model.
+    """
+    context, vocabulary = config.max_position_embeddings, config.vocab_size
+    if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
+        raise UserError(
+            f"{len(token_ids)} tokens to score do not fit context {context}, "
+            f"vocabulary {vocabulary}.",
+            fix="score a shorter text, encoded with the model's own tokenizer.",
+        )
 
 
 def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[float, ...]:

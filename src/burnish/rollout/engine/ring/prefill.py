@@ -78,6 +78,7 @@ class RingPrefill:
         self.config, self.num_workers, self._timeout_s = config, num_workers, timeout_s
         self.dtype = dtype
         self._failure: Failure | None = None
+        self._is_broken = False
         self._stack = contextlib.ExitStack()
         with self._stack, boundary(FailureKind.INFRA, WHERE):
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="burnish-ring-"))
@@ -158,7 +159,7 @@ class RingPrefill:
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
             },
         )
-        self._stack.callback(_stop, process)
+        self._stack.callback(self._stop, process)
         return process
 
     def _send(self, job: dict[str, Any]) -> None:
@@ -202,13 +203,23 @@ class RingPrefill:
             self._fail(f"prefill worker {rank} (process {pid}) {_ended(code)}{last}")
         self._fail(f"prefill worker {rank}: {json.loads(answer).get('error', answer)}")
 
+    def _stop(self, process: "subprocess.Popen[str]") -> None:
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        # A worker without jobs ends by itself; one of a broken group may wait for the others.
+        if self._is_broken or _exit_code(process, time.monotonic() + _GRACE_S) is None:
+            process.kill()
+            process.wait()
+
     def _last_words(self, rank: int) -> str:
         lines = (self._folder / f"log-{rank}").read_text(errors="replace").split("\n")
         words = [line for line in lines if line.strip()]
         return f": {words[-1].strip()}" if words else ""
 
     def _fail(self, message: str) -> None:
-        self._failure = _failed(message)
+        self._failure, self._is_broken = _failed(message), True
         self._stack.close()
         raise ClassifiedFailure(self._failure)
 
@@ -252,17 +263,6 @@ def _ended(code: int | None) -> str:
     if code is None:
         return "closed its output"
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-
-
-def _stop(process: "subprocess.Popen[str]") -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-    process.terminate()
-    if _exit_code(process, time.monotonic() + _GRACE_S) is None:
-        process.kill()
-        process.wait()
 
 
 def _failed(message: str) -> Failure:

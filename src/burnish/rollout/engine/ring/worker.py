@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import msgspec
 import torch
 
-from burnish.core.errors import ClassifiedFailure, boundary
+from burnish.core.errors import ClassifiedFailure, UserError, boundary
 from burnish.core.vocabulary import FailureKind
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.ring.attend import Ring, RingAttend
@@ -41,6 +41,9 @@ def main(arguments: list[str], jobs: TextIO, answers: TextIO) -> int:
             ring.close()
     except ClassifiedFailure as error:
         _say(answers, {"error": error.failure.message})
+        return 1
+    except UserError as error:
+        _say(answers, {"error": str(error)})
         return 1
     return 0
 
