@@ -75,6 +75,7 @@ def core_of(decoder: Decoder, **limits: Any) -> EngineCore:
     return EngineCore(decoder.config, decoder.state_dict(), limits=sizes, dtype=torch.float32)
 
 
+@pytest.mark.slow
 def test_processes_compute_the_engines_own_keys_and_values(
     make_decoder: Callable[..., Decoder],
 ) -> None:
@@ -120,6 +121,7 @@ def test_a_killed_worker_is_named_and_nobody_waits_for_it(
             os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named_after_the_deadline(
     make_decoder: Callable[..., Decoder],
 ) -> None:
