@@ -61,6 +61,7 @@ class _Batch(ctypes.Structure):
         ("heads", ctypes.c_int64),
         ("is_f32", ctypes.c_int64),
         ("scale", ctypes.c_float),
+        ("masses", ctypes.c_void_p),
     )
 
 
@@ -130,8 +131,13 @@ class PagedLayer:
             torch.get_num_threads(),
         )
 
-    def attend(self, q_THD: Tensor, table: SpanTable) -> Tensor:
+    def attend(self, q_THD: Tensor, table: SpanTable, masses_TH: Tensor | None = None) -> Tensor:
         """Attention of every token that a span covers, [T, H, D]; scale is D ** -0.5.
+
+        Args:
+            q_THD: queries.
+            table: which tokens see which pages.
+            masses_TH: fp32, filled with the log of each row's summed exponentials.
 
         Raises:
             MemoryError: if there is no room for the sums.
@@ -139,6 +145,10 @@ class PagedLayer:
         q_THD = self._queries(q_THD)
         out_THD = torch.empty_like(q_THD)
         batch = self._batch(q_THD, out_THD)
+        if masses_TH is not None:
+            assert masses_TH.dtype is torch.float32
+            assert masses_TH.is_contiguous()
+            batch.masses = masses_TH.data_ptr()
         failed = self._native("attend_pages")(
             ctypes.byref(self._store),
             ctypes.byref(batch),

@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, Generation, SamplingParams
 from burnish.model.decoder import Decoder
+from burnish.model.kernels.library import Isa, kernels, restricted
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.ring.merge import attend_part, merge
 from burnish.rollout.engine.ring.prefill import RingPrefill
-from burnish.rollout.engine.ring.split import num_scores, pieces_of, positions_of
+from burnish.rollout.engine.ring.split import PIECE_UNIT, num_scores, pieces_of, positions_of
+
+KERNELS = [Isa.TORCH] if kernels().isa is Isa.TORCH else [Isa.TORCH, kernels().isa]
 
 
 @given(num_tokens=st.integers(0, 5000), num_workers=st.integers(1, 9))
@@ -28,30 +31,32 @@ def test_every_token_has_one_worker_and_all_work_alike(num_tokens: int, num_work
     assert sorted(positions) == list(range(num_tokens))
     work = [num_scores(each) for each in pieces]
     assert sum(work) == num_tokens * (num_tokens + 1) // 2
-    # Cuts fall on whole tokens: each of four ends may be one token off, of num_tokens keys.
-    assert max(work) - min(work) <= 4 * (num_tokens + 1)
+    # Each of four ends may be one unit off, and every token sees at most num_tokens keys.
+    assert max(work) - min(work) <= 4 * PIECE_UNIT * (num_tokens + 1)
 
 
+@pytest.mark.parametrize("isa", KERNELS)
 @given(data=st.data())
-def test_merged_parts_are_the_whole(data: st.DataObject) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+def test_merged_parts_are_the_whole(data: st.DataObject, isa: Isa) -> None:
+    sizes = [16 * n for n in data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))]
     tokens, total = data.draw(st.integers(1, 5)), sum(sizes)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     q, k, v = (torch.randn(n, h, 16, generator=generator) * 3
                for n, h in ((tokens, 6), (total, 2), (total, 2)))  # fmt: skip
-    parts = [
-        attend_part(q, keys, values, is_causal=False)
-        for keys, values in zip(k.split(sizes), v.split(sizes), strict=True)
-    ]
+    with restricted(isa):
+        parts = [
+            attend_part(q, keys, values, is_causal=False)
+            for keys, values in zip(k.split(sizes), v.split(sizes), strict=True)
+        ]
     found = parts[0]
     for part in parts[1:]:
         found = merge(found, part)
     k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
     scores = torch.einsum("qhd,khd->hqk", q.double(), k.double()) / 4
-    wanted = torch.einsum("hqk,khd->hqd", scores.softmax(-1), v.double())
+    wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.double())
     # Sums of up to 48 products in fp32, outputs of size ~10.
-    assert torch.allclose(found.out_HTD.double(), wanted, atol=1e-4)
-    assert torch.allclose(found.scale_HT.double(), scores.logsumexp(-1), atol=1e-4)
+    assert torch.allclose(found.out_THD.double(), wanted, atol=1e-4)
+    assert torch.allclose(found.scale_TH.T.double(), scores.logsumexp(-1), atol=1e-4)
 
 
 def prompt_of(length: int) -> tuple[int, ...]:

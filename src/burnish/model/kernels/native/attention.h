@@ -47,6 +47,8 @@ typedef struct {
     int64_t heads;
     int64_t is_f32;
     float scale;
+    /* Per row the log of its summed exponentials, [tokens][heads]. NULL if nobody asks. */
+    float *masses;
 } query_batch;
 
 #define DECLARE_ATTENTION(isa)                                                                     \

@@ -74,8 +74,8 @@ class RingAttend:
                 work.wait()
             if works:
                 block, owner = incoming, following
-        outs = [part.out_HTD.transpose(0, 1) for part in parts if part is not None]
-        return torch.cat(outs).to(q_THD.dtype)
+        outs = [part.out_THD for part in parts if part is not None]
+        return torch.cat(outs).to(q_THD.dtype) if outs else torch.empty_like(q_THD)
 
 
 def _add_block(

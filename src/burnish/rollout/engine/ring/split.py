@@ -7,6 +7,9 @@ and worker r takes piece r and the r-th from the end: all have the same work (zi
 from itertools import pairwise
 from typing import NamedTuple
 
+PIECE_UNIT = 16
+"""Pieces end at multiples of this, the last one excepted: what the attention kernels count in."""
+
 
 class Piece(NamedTuple):
     """Consecutive tokens."""
@@ -20,7 +23,8 @@ class Piece(NamedTuple):
 def pieces_of(num_tokens: int, num_workers: int) -> list[tuple[Piece, Piece]]:
     """The two pieces of each worker, in order; some are empty if there are few tokens."""
     num_cuts = 2 * num_workers
-    cuts = [num_tokens * i // num_cuts for i in range(num_cuts + 1)]
+    cuts = [num_tokens * i // num_cuts // PIECE_UNIT * PIECE_UNIT for i in range(num_cuts)]
+    cuts.append(num_tokens)
     pieces = [Piece(start, end) for start, end in pairwise(cuts)]
     return [(pieces[rank], pieces[-1 - rank]) for rank in range(num_workers)]
 
