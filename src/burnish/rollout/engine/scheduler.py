@@ -69,7 +69,8 @@ class Scheduler:
         self.memory.drop(sequence)
 
     def restart_holders(self, pages: Collection[int], work: list[Work]) -> None:
-        """Compute again those that hold any of these pages and are not in this step."""
+        """Nobody may match these pages; those that hold any and are not in this step start anew."""
+        self.memory.pool.spoil(list(pages))
         busy = {sequence for sequence, _ in work}
         for sequence in [*self.running, *self.waiting] if pages else ():
             if sequence not in busy and not set(pages).isdisjoint(sequence.pages):
