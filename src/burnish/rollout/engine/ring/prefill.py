@@ -83,18 +83,7 @@ class RingPrefill:
         with self._stack, boundary(FailureKind.INFRA, WHERE):
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="burnish-ring-"))
             self._folder = Path(folder)
-            torch.save(
-                {name: tensor.detach().to(dtype) for name, tensor in state.items()},
-                self._folder / "weights.pt",
-            )
-            names = {value: name for name, value in DTYPES.items()}
-            setup = {
-                "config": msgspec.to_builtins(config),
-                "dtype": names[dtype],
-                "num_threads": threads_per_worker,
-                "weights": "weights.pt",
-            }
-            (self._folder / "setup.json").write_text(json.dumps(setup))
+            self._describe(state, threads_per_worker)
             self._workers = [self._start(rank, threads_per_worker) for rank in range(num_workers)]
             self._collect("is_ready")
             self._stack = self._stack.pop_all()
@@ -142,6 +131,21 @@ class RingPrefill:
         if self._failure is None:
             self._failure = _failed("the prefill workers were stopped")
         self._stack.close()
+
+    def _describe(self, state: Mapping[str, Tensor], num_threads: int) -> None:
+        """Write what every worker reads first."""
+        torch.save(
+            {name: tensor.detach().to(self.dtype) for name, tensor in state.items()},
+            self._folder / "weights.pt",
+        )
+        names = {value: name for name, value in DTYPES.items()}
+        setup = {
+            "config": msgspec.to_builtins(self.config),
+            "dtype": names[self.dtype],
+            "num_threads": num_threads,
+            "weights": "weights.pt",
+        }
+        (self._folder / "setup.json").write_text(json.dumps(setup))
 
     def _start(self, rank: int, threads: int) -> "subprocess.Popen[str]":
         arguments = [str(rank), str(self.num_workers), str(self._folder), str(self._timeout_s)]
