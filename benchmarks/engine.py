@@ -10,7 +10,8 @@ minute. Tokens per second of `decode` rows include prompts of 32 tokens. transfo
 peer; the others are measured where their interpreter is named (docs/engine.md says how to make
 their environments). Our engine reports a log-prob for every token, the peers do not.
 
-What the engine cannot do yet is a row without a value: it says "not built", and is never ok.
+Exact mode is measured by engine_exact.py, kernels and one-byte caches by attention.py, sparse
+attention and the disk tier by long_context.py, the planner by scheduler.py.
 """
 
 import argparse
@@ -24,7 +25,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
-from features import MISSING, missing_row
 from pipe import Peer, PeerError
 
 from burnish.model.loading import export, load_model, resolve
@@ -302,9 +302,6 @@ def run(bench: Bench, only: str) -> list[Row]:
     for name, special in specials:
         if only in name:
             keep(special(bench))
-    for feature in MISSING:
-        if only in feature.name:
-            keep([missing_row(feature)])
     return rows
 
 
