@@ -287,6 +287,24 @@ def test_a_box_that_ends_while_it_is_saved_takes_all_along(pool: OciPool) -> Non
     assert states(pool) == []
 
 
+def test_all_output_of_a_kept_command_arrives_and_nothing_that_came_after(pool: OciPool) -> None:
+    limits = Limits(stdout_bytes=300_000)
+
+    async def test(box: ProcessSandbox) -> None:
+        for size in (0, 1, 299_999, 300_000):
+            code = f"head -c {size} /dev/zero; head -c {size} /dev/zero >&2; sleep 9 & exit 3"
+            result = await box.exec(("sh", "-c", code), keep=True, limits=limits)
+            assert (result.status, result.exit_code) == (ExecStatus.EXIT, 3), result
+            assert result.stdout == result.stderr == bytes(size)
+            assert not result.truncated
+        code = "head -c 300001 /dev/zero; sleep 9 &"
+        result = await box.exec(("sh", "-c", code), keep=True, limits=limits)
+        assert result.status is ExecStatus.OUTPUT
+        assert len(result.stdout) == 300_000
+
+    in_box(pool, test)
+
+
 def test_snapshots_of_another_pool_are_refused(pool: OciPool) -> None:
     async def test(box: ProcessSandbox) -> None:
         snapshot = await box.snapshot()

@@ -30,7 +30,11 @@ class RestoredLaunch(OciLaunch):
 
 
 async def ended_status(launch: OciLaunch) -> int | None:
-    """How the program ended; None if its container ends without a word."""
+    """How the program ended, once all of its output is here; None if that makes no sense.
+
+    Args:
+        launch: with streams that expect a mark.
+    """
     descriptor = os.open(launch.bundle / "inbox" / ENDED, os.O_RDONLY | os.O_NONBLOCK)
     loop = asyncio.get_running_loop()
     something = asyncio.Event()
@@ -38,6 +42,8 @@ async def ended_status(launch: OciLaunch) -> int | None:
     try:
         await something.wait()
         text = read_now(descriptor).decode("ascii", "replace").strip()
+        await launch.stdout.marked.wait()
+        await launch.stderr.marked.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)

@@ -7,6 +7,7 @@ exec       --> ... then all kept end          restore: files into new storage, s
 """
 
 import asyncio
+import secrets
 import shutil
 from pathlib import Path
 
@@ -46,6 +47,7 @@ class ProcessBox(OciBox):
         self._image = image
         self._kept: list[OciLaunch] = []
         self._num_restores = 0
+        self._mark = secrets.token_hex(16).encode()
         self._limits = Limits()
         super().__init__(host, name, users, image, proxy_port)
 
@@ -69,6 +71,9 @@ class ProcessBox(OciBox):
     async def _finish(self, command: Command, launch: Launched, request: Exec) -> ExecResult:
         """See `StoredBox`: keeps the container if the program ended and may leave something."""
         assert isinstance(launch, OciLaunch)
+        if request.keep:
+            launch.stdout.expect(self._mark)
+            launch.stderr.expect(self._mark)
         run = Run(command, launch, ended_status(launch) if request.keep else None)
         refused = self._pids_refused()
         try:
@@ -99,7 +104,11 @@ class ProcessBox(OciBox):
 
     def _script(self, argv: tuple[str, ...], request: Exec, bounds: list[str]) -> bytes:
         return launcher_script(
-            argv, request.variables, request.directory, bounds, keeps=request.keep
+            argv,
+            request.variables,
+            request.directory,
+            bounds,
+            end_mark=self._mark if request.keep else b"",
         )
 
     def _criu_config(self) -> Path | None:
