@@ -57,6 +57,8 @@ def make_stage(hello: Hello, program: bytes) -> Stage:
     Raises:
         OSError: the kernel refuses a step.
     """
+    # Daemons run with 077, and what is made here is for jobs of other users.
+    os.umask(0o022)
     users = enter(hello)
     kernel.call("mount", None, b"/", None, kernel.MS_PRIVATE_ALL, None)
     abilities = Ability.RANGE if users.num_ids > 1 else Ability(0)
