@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import signal
 import socket
 import sys
 from functools import partial
@@ -28,6 +29,7 @@ _USAGE = "usage: [--zygote FILE] FD | --template INTERPRETER site|no-site PATH:P
 
 def main(arguments: list[str]) -> int:
     """Exit status."""
+    _hear_signals()
     if arguments == ["--serve"]:
         from .template import serve_template
 
@@ -64,6 +66,14 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(_USAGE + "\n")
         return 2
     return serve(Channel(socket.socket(fileno=int(number))), start)
+
+
+def _hear_signals() -> None:
+    """Boxes inherit what is ignored, and `nohup` or a shell's background may have begun this."""
+    # Those two are the interpreter's own: without them a closed socket would end us.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _lower_limits() -> None:
