@@ -108,13 +108,16 @@ def held(pool: NativePool) -> dict[str, int]:
     helper = station.helper.pid
     while pool._config.helper == "c" and not has_prepared(helper):
         continue
+    opened = [os.readlink(f"/proc/{helper}/fd/{name}") for name in os.listdir(f"/proc/{helper}/fd")]
     groups = pool._stations._groups
     for group in groups._free:
         group.close()
     return {
         "processes": len(descendants(helper)),
         "own files": len(os.listdir("/proc/self/fd")),
-        "helper files": len(os.listdir(f"/proc/{helper}/fd")),
+        "helper files": len(opened) - opened.count("/"),
+        # That of a box that was made ahead may be there or not.
+        "helper file systems": max(0, opened.count("/") - 1),
         "helper mounts": len(Path(f"/proc/{helper}/mountinfo").read_text().splitlines()),
         "layers": len(station.layers.alive),
         "holds": station.layers.num_holds,

@@ -17,6 +17,7 @@ from burnish.sandbox.host_view import system_paths
 from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.native import binary
 from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, VERSION, Ending, Flag, Op
+from burnish.sandbox.native.wire import program_files
 from burnish.sandbox.seccomp import build_filter
 
 FIRST_ID, NUM_IDS, NOBODY = 1_900_000_000, 65536, 65534
@@ -24,9 +25,13 @@ TIMEOUT_S = 60
 FALLBACK = Path(binary.__file__).with_name("fallback")
 PATH = "PATH=/usr/local/bin:/usr/bin:/bin"
 
+PYTHON = find_python() or "python3"
+ARGUMENTS = ("-I", "-S", "-B", str(FALLBACK))
+C_HELPER = os.environ.get("BURNISH_TEST_HELPER", str(binary.BINARY))
 COMMANDS = {
-    "c": (os.environ.get("BURNISH_TEST_HELPER", str(binary.BINARY)),),
-    "python": (sys.executable, "-I", "-S", "-B", str(FALLBACK)),
+    # Our own interpreter may lie where an ordinary user cannot read it.
+    "c": (PYTHON, *ARGUMENTS, "--zygote", C_HELPER),
+    "python": (sys.executable, *ARGUMENTS),
 }
 """Implementations of the helper."""
 
@@ -77,6 +82,11 @@ class Exited(NamedTuple):
     max_rss_bytes: int
 
 
+def files_of(argv: Sequence[str], env: Sequence[str]) -> tuple[str, ...]:
+    path = dict(variable.partition("=")[::2] for variable in env).get("PATH")
+    return program_files(argv[0], path) if argv else ()
+
+
 class Channel:
     """One SEQPACKET socket."""
 
@@ -118,13 +128,17 @@ class Channel:
 class RawBox(Channel):
     """The init of a box."""
 
-    def __init__(self, number: int, created: Reply, job_id: int) -> None:
+    def __init__(self, created: Reply, job_id: int) -> None:
         control, self.pidfd, self.upper = created.fds
         super().__init__(socket.socket(fileno=control))
-        self.number = number
-        (self.pid,) = struct.unpack("<I", created.body)
+        self.number, self.pid = struct.unpack("<II", created.body)
         self.job_id = job_id
         self._null = os.open("/dev/null", os.O_RDWR)
+
+    def ready(self) -> None:
+        reply = self.receive()
+        assert reply is not None, "the init is gone"
+        assert (reply.op, reply.id) == (Op.READY, 0), (reply, reply.stage)
 
     def start(
         self,
@@ -141,6 +155,7 @@ class RawBox(Channel):
         user = self.job_id if uid is None else uid
         body = struct.pack("<QII", wall_us, user, user)
         body += many([struct.pack("<IQQ", *limit) for limit in limits]) + text(cwd)
+        body += many([text(file) for file in files_of(argv, env)])
         body += many([text(word) for word in argv]) + many([text(word) for word in env])
         streams = list(fds) if fds is not None else [self._null] * 3
         if not in_file:
@@ -252,36 +267,63 @@ class RawHelper(Channel):
 
     def send_create(
         self,
-        number: int,
         *,
         disk_bytes: int = 16 << 20,
         num_inodes: int = 4096,
         shm_bytes: int = 1 << 20,
+        processor: int = 0,
         layers: Sequence[int] = (),
         fds: Sequence[int] = (),
         flags: int = 0,
     ) -> int:
-        body = struct.pack("<IQIQ", number, disk_bytes, num_inodes, shm_bytes)
+        body = struct.pack("<QIQI", disk_bytes, num_inodes, shm_bytes, processor)
         body += many([struct.pack("<I", layer) for layer in layers])
         return self.send(Op.CREATE, body, fds, flags)
 
-    def created(self, number: int) -> RawBox:
+    def created(self) -> RawBox:
         reply = self.receive()
         assert reply is not None, "the helper is gone"
         assert reply.op is Op.CREATED, (reply, reply.body)
-        box = RawBox(number, reply, self.job_id)
+        box = RawBox(reply, self.job_id)
         self.boxes.append(box)
         return box
 
-    def create(self, number: int, **options: object) -> RawBox:
-        self.send_create(number, **options)  # type: ignore[arg-type]
-        return self.created(number)
+    def create(self, **options: object) -> RawBox:
+        self.send_create(**options)  # type: ignore[arg-type]
+        box = self.created()
+        box.ready()
+        return box
 
-    def refused(self, number: int, **options: object) -> int:
-        self.send_create(number, **options)  # type: ignore[arg-type]
+    def refused(self, **options: object) -> int:
+        """The errno, of the helper or of the init."""
+        self.send_create(**options)  # type: ignore[arg-type]
         reply = self.receive()
         assert reply is not None
-        return reply.error
+        if reply.op is Op.ERROR:
+            return reply.error
+        box = RawBox(reply, self.job_id)
+        refusal = box.receive()
+        assert refusal is not None
+        assert ended(box.pidfd)
+        assert self.receive_died(box.number) == 1 << 8
+        assert self.tell(Op.DESTROY, box.number).op is Op.DONE
+        box.close()
+        return refusal.error
+
+    def freeze(self, box: RawBox) -> int:
+        """The number of the layer; no process of the box is left."""
+        assert self.tell(Op.FREEZE, box.number).op is Op.DONE
+        self.receive_died(box.number)
+        return box.number
+
+    def receive_died(self, number: int) -> int:
+        """Wait status of an init."""
+        died = self.receive()
+        assert died is not None, "the helper is gone"
+        assert (died.op, died.id) == (Op.DIED, 0)
+        found, status = struct.unpack("<Ii", died.body)
+        assert found == number
+        return int(status)
 
     def tell(self, op: Op, *numbers: int) -> Reply:
         return self.ask(op, struct.pack(f"<{len(numbers)}I", *numbers))
@@ -290,10 +332,9 @@ class RawHelper(Channel):
         return self.ask(Op.RESIZE, struct.pack("<IQI", number, disk_bytes, num_inodes))
 
     def new_layer(
-        self, number: int, disk_bytes: int = 1 << 20, fds: Sequence[int] = (), flags: int = 0
+        self, disk_bytes: int = 1 << 20, fds: Sequence[int] = (), flags: int = 0
     ) -> Reply:
-        body = struct.pack("<IQI", number, disk_bytes, 1024)
-        return self.ask(Op.NEWLAYER, body, fds, flags)
+        return self.ask(Op.NEWLAYER, struct.pack("<QI", disk_bytes, 1024), fds, flags)
 
     def num_fds(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
@@ -309,7 +350,6 @@ class RawHelper(Channel):
 
 
 ROOT = os.geteuid() == 0
-PYTHON = find_python() or "python3"
 # Of processes, the init and the shell itself included; no other one is started.
 COUNT = "set -- /proc/[0-9]*; echo $#"
 

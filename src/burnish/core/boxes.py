@@ -156,6 +156,8 @@ class Feature(StrEnum):
     """Python jobs start with their modules imported."""
     DISK_STORAGE = "disk_storage"
     """What boxes of this pool write lies on a disk: `disk_bytes` may be more than the memory."""
+    PROCESSES = "processes"
+    """Boxes are `ProcessSandbox`es: a snapshot holds the processes that were kept, too."""
 
 
 class Capabilities(Record, frozen=True, kw_only=True):
@@ -238,7 +240,7 @@ class NetworkedSandbox(Sandbox, Protocol):
 
 
 class Snapshot(Record, frozen=True, kw_only=True):
-    """Frozen files of a box. Processes are not part of it."""
+    """Frozen files of a box; of a `ProcessSandbox` its kept processes, too."""
 
     id: str
     """Unique in the pool that made it."""
@@ -275,6 +277,37 @@ class StatefulSandbox(Sandbox, Protocol):
         Raises:
             ValueError: the archive tries to leave the box, or holds devices.
         """
+        ...
+
+
+class ProcessSandbox(Sandbox, Protocol):
+    """A box whose files and kept processes are frozen, multiplied and put back as one state."""
+
+    async def snapshot(self) -> Snapshot:
+        """Save files and kept processes, which stand still meanwhile and then go on.
+
+        Raises:
+            UserError: a process holds something that cannot be saved; nothing was changed.
+        """
+        ...
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        """Back to a snapshot of this pool and image: files and processes, or if it fails neither.
+
+        Raises:
+            UserError: the snapshot is of another pool or image, or forgotten.
+            ClassifiedFailure: of kind `sandbox`: it is damaged, or cannot be restored.
+        """
+        ...
+
+    def fork(
+        self, count: int, snapshot: Snapshot | None = None
+    ) -> AbstractAsyncContextManager[tuple[ProcessSandbox, ...]]:
+        """Boxes that go on from a snapshot, or from the present state, processes included."""
+        ...
+
+    async def forget(self, snapshot: Snapshot) -> None:
+        """Free a snapshot. Nothing happens if it is not there."""
         ...
 
 

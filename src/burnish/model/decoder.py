@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from burnish.model.config import ModelConfig
-from burnish.model.rope import inverse_frequencies, magnitude
+from burnish.model.rope import cosines_and_sines, inverse_frequencies
 
 
 class Attend(Protocol):
@@ -116,12 +116,7 @@ class Decoder(nn.Module):
 
     def rope(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, D] for `rotate`, computed in fp32."""
-        angles = torch.outer(positions_T.float(), self.inv_freq)
-        angles = torch.cat((angles, angles), dim=-1)
-        scale = magnitude(self.config)
-        if scale != 1.0:
-            return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return cosines_and_sines(self.config, self.inv_freq, positions_T, dtype)
 
     def head_weight(self) -> Tensor:
         """The head's matrix [V, E]."""

@@ -82,3 +82,15 @@ def _llama3(inv_freq: Tensor, scaling: Llama3Rope) -> Tensor:
     scaled = torch.where(wavelength > low, inv_freq / scaling.factor, inv_freq)
     between = (wavelength <= low) & (wavelength >= high)
     return torch.where(between, blended, scaled)
+
+
+def cosines_and_sines(
+    config: ModelConfig, inv_freq: Tensor, positions_T: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, D] of every position, computed in fp32."""
+    angles = torch.outer(positions_T.float(), inv_freq)
+    angles = torch.cat((angles, angles), dim=-1)
+    scale = magnitude(config)
+    if scale != 1.0:
+        return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -67,6 +67,12 @@ def check_engine(config: RunConfig) -> None:
             "batch by the wall clock.",
             fix='set engine.backend = "local", or run.deterministic = false.',
         )
+    if engine.exact:
+        raise UserError(
+            f'engine.exact needs the engine of this process, not "{engine.backend}": other kernels '
+            "give other bits.",
+            fix='set engine.backend = "local", or engine.exact = false.',
+        )
     if engine.canary_tolerance == 0.0:
         raise UserError(
             "engine.canary_tolerance = 0 demands equal bits, which other programs' kernels cannot "
@@ -149,6 +155,8 @@ def core_limits(config: RunConfig) -> CoreLimits:
             max_lag=section.draft_max_lag,
             sampling=section.draft_sampling,
         ),
+        kv=config.engine.kv.build_policy(),
+        tier=config.engine.kv.build_tier(),
     )
 
 

@@ -141,7 +141,7 @@ def rlimits(
 
 
 def bound_for_boxes() -> None:
-    """Limits of this process that boxes inherit and nobody asks for. See `native/zygote/main.c`.
+    """Limits of this process that boxes inherit and nobody asks for; as in `fallback/start.py`.
 
     With a core limit of 1 the kernel writes no core file and does not start what
     `kernel.core_pattern` names, which it does with any other, 0 too.

@@ -57,17 +57,15 @@ def test_a_run_killed_anywhere_and_resumed_equals_the_one_that_was_not(recipe, b
     kills = 0
     directory = None
     for _ in range(12):
-        before = set(Path(whole["run_dir"]).parent.iterdir())
+        runs = Path(whole["run_dir"]).parent
+        before = set(runs.iterdir())
         process = burnish_run.start(*(("--resume", directory) if directory else (path,)))
-        if directory is None:
-            while not (new := set(Path(whole["run_dir"]).parent.iterdir()) - before):
-                assert process.poll() is None
-                time.sleep(0.02)
-            (directory,) = [p for p in new if not p.name.startswith(".")] or [None]
-            if directory is None:
-                process.kill()
-                process.communicate()
-                continue
+        # A hidden one is not a run yet.
+        while directory is None:
+            assert process.poll() is None
+            new = {p for p in runs.iterdir() if not p.name.startswith(".")} - before
+            (directory,) = new or (None,)
+            time.sleep(0.02)
         try:
             process.wait(timeout=rng.uniform(0.2, 1.0) * duration_s)
         except subprocess.TimeoutExpired:

@@ -68,8 +68,8 @@ def core_for(
     return EngineCore(decoder.config, state or decoder.state_dict(), dtype=dtype, limits=limits)
 
 
-def add(core: EngineCore, name: str, lora: Lora, *args: Any) -> Any:
-    return core.add_adapter(name, core.adapt(lora), *args)
+def add(core: EngineCore, name: str, lora: Lora, version: int = 0, *args: Any) -> Any:
+    return core.adapters.add(name, core.adapt(lora), version, *args)
 
 
 def run(core: EngineCore, *requests: GenerateRequest) -> dict[str, Any]:
@@ -222,10 +222,10 @@ def test_a_removed_adapter_ends_its_requests_and_is_unknown(
     request = through(request_for("a", PROMPT, max_tokens=9), "x")
     core.add(request)
     core.step()
-    assert [g.stop_reason for _, g in core.remove_adapter("x")] == [StopReason.ABORTED]
+    assert [g.stop_reason for _, g in core.adapters.remove("x")] == [StopReason.ABORTED]
     core.check()
-    assert core.adapters == ()
-    for act in (lambda: core.add(request), lambda: core.remove_adapter("x")):
+    assert core.adapters.names == ()
+    for act in (lambda: core.add(request), lambda: core.adapters.remove("x")):
         with pytest.raises(UserError, match="knows no adapter 'x'"):
             act()
 

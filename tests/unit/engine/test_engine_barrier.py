@@ -205,9 +205,9 @@ def test_in_a_wave_a_broken_request_fails_and_the_others_are_answered(
 ) -> None:
     real = batch.forward
 
-    def broken(model: Any, cache: Any, work: Any) -> torch.Tensor:
+    def broken(model: Any, cache: Any, work: Any, kv: Any) -> torch.Tensor:
         bad = [w.sequence.request.request_id == "b" for w in work for _ in range(w.num_tokens)]
-        return real(model, cache, work).masked_fill(torch.tensor(bad)[:, None], torch.nan)
+        return real(model, cache, work, kv).masked_fill(torch.tensor(bad)[:, None], torch.nan)
 
     monkeypatch.setattr(batch, "forward", broken)
 

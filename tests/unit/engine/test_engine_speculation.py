@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, Generation
-from burnish.core.vocabulary import DraftSampling, InFlight, NoDraft, Speculation
+from burnish.core.vocabulary import (
+    DraftSampling,
+    InFlight,
+    KvPolicyKind,
+    NoDraft,
+    SleepLevel,
+    Speculation,
+)
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.library import kernels
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits, SpeculationLimits
+from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.speculation.acceptance import Acceptance
 from burnish.rollout.engine.speculation.costs import StepCosts
 from burnish.rollout.engine.speculation.lengths import Prices, choose_lengths
@@ -175,8 +183,6 @@ def test_versions_are_right_and_a_stale_draft_model_stands_aside(
 def test_sleeping_gives_the_draft_cache_back_and_tokens_stay_the_same(
     decoder: Decoder, request_for: Ask
 ) -> None:
-    from burnish.core.vocabulary import SleepLevel
-
     plain = run(core_for(decoder, Speculation.OFF), [request_for("a", LOOP, max_tokens=30)])
     core = core_for(decoder, Speculation.DRAFT)
     core.add(request_for("a", LOOP, max_tokens=30))
@@ -236,6 +242,9 @@ def test_what_cannot_work_is_refused(decoder: Decoder, make_decoder: Build) -> N
     limits = CoreLimits(speculation=SpeculationLimits(kind=Speculation.DRAFT))
     with pytest.raises(UserError, match="needs one"):
         EngineCore(decoder.config, decoder.state_dict(), dtype=torch.float32, limits=limits)
+    window = KvPolicy(kind=KvPolicyKind.WINDOW)
+    with pytest.raises(UserError, match="other keys"):
+        core_for(decoder, Speculation.LOOKUP, sizes={"kv": window})
     with pytest.raises(UserError, match="no draft model"):
         core_for(decoder, Speculation.OFF).update_draft(decoder.state_dict())
 

@@ -18,4 +18,4 @@ def helper(helper_name: str) -> Iterator[RawHelper]:
 
 @pytest.fixture
 def box(helper: RawHelper) -> RawBox:
-    return helper.create(1)
+    return helper.create()

@@ -4,7 +4,6 @@ import errno
 import re
 import select
 import signal
-import struct
 
 import pytest
 from raw_helper import (
@@ -48,45 +47,51 @@ def test_the_c_sources_and_the_python_constants_agree() -> None:
 
 
 def test_a_box_lives_until_it_is_destroyed(helper: RawHelper) -> None:
-    box = helper.create(7)
+    box = helper.create()
     assert shell(box, "echo hello; echo $$") == "hello\n2\n"
     assert not select.select([box.pidfd], [], [], 0)[0]
-    assert helper.tell(Op.DESTROY, 7).op is Op.DONE
+    assert helper.tell(Op.DESTROY, box.number).op is Op.DONE
     assert select.select([box.pidfd], [], [], 0)[0]
-    assert helper.tell(Op.DESTROY, 7).error == errno.ENOENT
+    assert helper.tell(Op.DESTROY, box.number).error == errno.ENOENT
 
 
 def test_creations_may_overlap(helper: RawHelper) -> None:
-    for number in range(40):
-        helper.send_create(number)
-    replies = [helper.receive() for _ in range(40)]
-    assert sorted(reply.id for reply in replies if reply) == [2 + n for n in range(40)]
-    for reply in replies:
-        assert reply is not None
-        helper.boxes.append(RawBox(reply.id - 2, reply, helper.job_id))
-    assert {shell(box, "echo $$") for box in helper.boxes} == {"2\n"}
+    sent = [helper.send_create() for _ in range(40)]
+    boxes = [helper.created() for _ in sent]
+    assert len({box.number for box in boxes}) == 40
+    for box in boxes:
+        box.ready()
+    assert {shell(box, "echo $$") for box in boxes} == {"2\n"}
 
 
-def test_a_creation_can_be_cancelled(helper: RawHelper) -> None:
-    create = helper.send_create(1)
-    destroy = helper.send(Op.DESTROY, struct.pack("<I", 1))
-    replies = {reply.id: reply for reply in (helper.receive(), helper.receive()) if reply}
-    assert replies[destroy].op is Op.DONE
-    first = replies[create]
-    assert first.op is Op.CREATED or first.error == errno.ECANCELED
-    helper.create(1)
+def test_commands_may_be_sent_before_the_init_is_there(helper: RawHelper) -> None:
+    for _ in range(5):
+        helper.send_create()
+        box = helper.created()
+        box.start("true")
+        box.ready()
+        assert box.exited()[:2] == (Ending.EXITED, 0)
+
+
+def test_a_box_that_starts_can_be_destroyed(helper: RawHelper) -> None:
+    for _ in range(5):
+        helper.send_create()
+        box = helper.created()
+        assert helper.tell(Op.DESTROY, box.number).op is Op.DONE
+        assert select.select([box.pidfd], [], [], 0)[0]
+    helper.create()
 
 
 def test_descriptors_do_not_pile_up(helper: RawHelper) -> None:
-    helper.create(0)
-    helper.tell(Op.DESTROY, 0)
+    helper.tell(Op.DESTROY, helper.create().number)
     before = helper.num_fds()
-    for number in range(20):
-        helper.create(number)
-        helper.refused(number)
-        helper.refused(100, layers=[99])
-        helper.tell(Op.DESTROY, number)
-    assert helper.num_fds() <= before + 1  # a network made ahead may be there or not
+    for _ in range(20):
+        box = helper.create()
+        helper.refused(disk_bytes=0)
+        helper.refused(layers=[99])
+        helper.refused(layers=[box.number])
+        helper.tell(Op.DESTROY, box.number)
+    assert helper.num_fds() <= before + 3  # a child made ahead may be there or not
 
 
 @pytest.mark.parametrize(
@@ -101,14 +106,21 @@ def test_descriptors_do_not_pile_up(helper: RawHelper) -> None:
 def test_a_box_that_cannot_be_is_refused(
     helper: RawHelper, options: dict[str, object], number: int
 ) -> None:
-    assert helper.refused(1, **options) in (number, errno.ENOENT)
-    helper.create(1)
+    assert helper.refused(**options) in (number, errno.ENOENT)
+    helper.create()
 
 
-def test_two_boxes_cannot_have_one_number(helper: RawHelper) -> None:
-    box = helper.create(1)
-    assert helper.refused(1) in (errno.EINVAL, errno.EEXIST)
-    assert shell(box, "echo alive") == "alive\n"
+@pytest.mark.parametrize("shm_bytes", [0, 1 << 20])
+def test_every_box_has_the_room_that_it_was_made_with(helper: RawHelper, shm_bytes: int) -> None:
+    """Also the one that was made ahead, for what the last box had."""
+    free = "df -B1 --output=size / /dev/shm | tail -n +2"
+    for disk_bytes in (4 << 20, 4 << 20, 16 << 20, 8 << 20, 8 << 20):
+        box = helper.create(disk_bytes=disk_bytes, shm_bytes=shm_bytes)
+        assert shell(box, free).split() == [str(disk_bytes), str(shm_bytes or disk_bytes)]
+        helper.tell(Op.DESTROY, box.number)
+        other = helper.create(shm_bytes=2 << 20, disk_bytes=1 << 20)
+        assert shell(other, free).split() == [str(1 << 20), str(2 << 20)]
+        helper.tell(Op.DESTROY, other.number)
 
 
 def test_a_program_that_is_not_there_says_so_by_name(box: RawBox) -> None:

@@ -58,50 +58,51 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 
 
 def test_a_box_writes_to_the_disk_of_its_owner(helper: RawHelper, disk: int) -> None:
-    box = helper.create(1, fds=[disk], flags=Flag.CREATE_UPPER, disk_bytes=0, num_inodes=0)
+    box = helper.create(fds=[disk], flags=Flag.CREATE_UPPER, disk_bytes=0, num_inodes=0)
     assert box.put("big", bytes(2 * DISK_BYTES)).error == errno.ENOSPC
     shell(box, "echo one > a; echo two > /dev/shm/b")
-    assert helper.resize(1, 1 << 30).error == errno.EOPNOTSUPP
-    assert helper.tell(Op.DESTROY, 1).op is Op.DONE
+    assert helper.resize(box.number, 1 << 30).error == errno.EOPNOTSUPP
+    assert helper.tell(Op.DESTROY, box.number).op is Op.DONE
     upper = os.open("u/work/a", os.O_RDONLY, dir_fd=disk)
     assert os.read(upper, 10) == b"one\n"
     os.close(upper)
 
 
 def test_a_disk_becomes_a_layer(helper: RawHelper, disk: int) -> None:
-    box = helper.create(1, fds=[disk], flags=Flag.CREATE_UPPER, shm_bytes=0)
+    box = helper.create(fds=[disk], flags=Flag.CREATE_UPPER, shm_bytes=0)
     shell(box, "echo one > a")
-    assert helper.tell(Op.FREEZE, 1, 10).op is Op.DONE
+    layer = helper.freeze(box)
     assert ended(box.pidfd)
-    assert shell(helper.create(2, layers=[10]), "cat a; echo two > a; cat a") == "one\ntwo\n"
-    assert shell(helper.create(3, layers=[10]), "cat a") == "one\n"
+    assert shell(helper.create(layers=[layer]), "cat a; echo two > a; cat a") == "one\ntwo\n"
+    assert shell(helper.create(layers=[layer]), "cat a") == "one\n"
 
 
 def test_a_layer_can_be_on_a_disk(helper: RawHelper, disk: int) -> None:
-    reply = helper.new_layer(5, 0, [disk], Flag.NEWLAYER_UPPER)
+    reply = helper.new_layer(0, [disk], Flag.NEWLAYER_UPPER)
     assert reply.op is Op.DONE, reply.stage
+    (layer,) = struct.unpack("<I", reply.body)
     os.close(os.open("made", os.O_CREAT | os.O_WRONLY, dir_fd=reply.fds[0]))
     os.close(reply.fds[0])
-    assert shell(helper.create(1, layers=[5]), "ls /made") == "/made\n"
-    assert helper.tell(Op.DROP, 5).op is Op.DONE
+    assert shell(helper.create(layers=[layer]), "ls /made") == "/made\n"
+    assert helper.tell(Op.DESTROY, layer).op is Op.DONE
 
 
 def test_what_is_no_disk_is_refused_and_leaves_no_descriptor(
     helper: RawHelper, tmp_path: Path
 ) -> None:
-    helper.create(1)
-    helper.tell(Op.DROP, 0)
+    helper.create()
+    helper.tell(Op.DESTROY, 0)
     before = helper.num_fds()
     folder = os.open(tmp_path, os.O_RDONLY)
     used = in_memory()
     os.mkdir("u", dir_fd=used)
     for given in (folder, used):
         for _ in range(5):
-            assert helper.refused(2, fds=[given], flags=Flag.CREATE_UPPER) in (
+            assert helper.refused(fds=[given], flags=Flag.CREATE_UPPER) in (
                 errno.EINVAL,
                 errno.EEXIST,
             )
-            assert helper.new_layer(9, 0, [given], Flag.NEWLAYER_UPPER).op is Op.ERROR
+            assert helper.new_layer(0, [given], Flag.NEWLAYER_UPPER).op is Op.ERROR
         os.close(given)
     assert list(tmp_path.iterdir()) == []
     assert helper.num_fds() <= before + 2  # a child made ahead may be there or not
@@ -110,13 +111,12 @@ def test_what_is_no_disk_is_refused_and_leaves_no_descriptor(
 @pytest.mark.parametrize("name", ["c", "python"])
 def test_an_ordinary_users_helper_refuses_a_disk_of_root(name: str) -> None:
     # Our own interpreter may be in a directory that only root enters.
-    command = COMMANDS[name] if name == "c" else (PYTHON, *COMMANDS[name][1:])
-    helper = RawHelper(command, num_ids=1, user=65534)
+    helper = RawHelper((PYTHON, *COMMANDS[name][1:]), num_ids=1, user=65534)
     if helper.ready.op is Op.ERROR:
         helper.end()
         pytest.skip("ordinary users make no namespaces here")
     disk = in_memory()
-    assert helper.refused(1, fds=[disk], flags=Flag.CREATE_UPPER) == errno.EPERM
+    assert helper.refused(fds=[disk], flags=Flag.CREATE_UPPER) == errno.EPERM
     os.close(disk)
     helper.end()
 
@@ -124,7 +124,7 @@ def test_an_ordinary_users_helper_refuses_a_disk_of_root(name: str) -> None:
 @pytest.mark.parametrize("num_fds", [0, 10])
 def test_a_create_without_its_disk_is_malformed(helper: RawHelper, num_fds: int) -> None:
     null = os.open("/dev/null", os.O_RDONLY)
-    helper.send_create(1, fds=[null] * num_fds, flags=Flag.CREATE_UPPER)
+    helper.send_create(fds=[null] * num_fds, flags=Flag.CREATE_UPPER)
     os.close(null)
     assert helper.receive() is None
     status, said = helper.end()

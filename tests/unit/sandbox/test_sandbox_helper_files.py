@@ -7,7 +7,6 @@ import struct
 
 import pytest
 from raw_helper import (
-    COUNT,
     RawBox,
     RawHelper,
     ended,
@@ -15,6 +14,8 @@ from raw_helper import (
 )
 
 from burnish.sandbox.native.protocol import Flag, Op
+
+ENDING = (Op.FREEZE, Op.DESTROY)
 
 
 def test_files_go_in_and_out(box: RawBox) -> None:
@@ -46,14 +47,14 @@ def test_links_and_specials_are_never_followed_or_read(box: RawBox) -> None:
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_rest(helper: RawHelper) -> None:
-    box = helper.create(1, disk_bytes=1 << 20)
+    box = helper.create(disk_bytes=1 << 20)
     assert box.put("big", bytes(2 << 20)).error == errno.ENOSPC
     assert shell(box, "ls -A /work") == ""
     assert box.put("small", b"x").op is Op.DONE
 
 
 def test_sizes_and_numbers_of_files_are_bounded(helper: RawHelper) -> None:
-    box = helper.create(1, disk_bytes=1 << 20, num_inodes=32, shm_bytes=1 << 20)
+    box = helper.create(disk_bytes=1 << 20, num_inodes=32, shm_bytes=1 << 20)
     assert shell(box, "head -c 2000000 /dev/zero > f; stat -c %s f") == f"{1 << 20}\n"
     assert (
         shell(box, "head -c 2000000 /dev/zero > /dev/shm/f; stat -c %s /dev/shm/f")
@@ -61,106 +62,96 @@ def test_sizes_and_numbers_of_files_are_bounded(helper: RawHelper) -> None:
     )
     shell(box, "rm f; cd /tmp; touch $(seq 100) 2>/dev/null; :")
     assert 20 <= int(shell(box, "ls /tmp | wc -l")) <= 32
-    assert helper.resize(1, 4 << 20).op is Op.DONE
+    assert helper.resize(box.number, 4 << 20).op is Op.DONE
     assert shell(box, "head -c 2000000 /dev/zero > f; stat -c %s f") == "2000000\n"
-    assert helper.resize(1, 1 << 20).error == errno.EINVAL
+    assert helper.resize(box.number, 1 << 20).error == errno.EINVAL
 
 
 def test_shared_memory_can_be_a_part_of_the_disk(helper: RawHelper) -> None:
-    box = helper.create(1, disk_bytes=1 << 20, shm_bytes=0)
+    box = helper.create(disk_bytes=1 << 20, shm_bytes=0)
     shell(box, "head -c 900000 /dev/zero > /dev/shm/f")
     assert box.put("f", bytes(400_000)).error == errno.ENOSPC
 
 
 def test_layers_stack_up_and_roll_back(helper: RawHelper) -> None:
-    box = helper.create(1)
+    box = helper.create()
     shell(box, "echo one > a; echo keep > b")
-    assert helper.tell(Op.FREEZE, 1, 10).op is Op.DONE
+    first = helper.freeze(box)
     assert ended(box.pidfd)
-    box = helper.create(1, layers=[10])
+    box = helper.create(layers=[first])
     assert shell(box, "cat a b; rm b; echo two > a; cat a") == "one\nkeep\ntwo\n"
-    assert helper.tell(Op.FREEZE, 1, 11).op is Op.DONE
-    assert shell(helper.create(1, layers=[10, 11]), "cat a; ls") == "two\na\n"
-    forks = [helper.create(number, layers=[10]) for number in range(2, 6)]
+    second = helper.freeze(box)
+    assert shell(helper.create(layers=[first, second]), "cat a; ls") == "two\na\n"
+    forks = [helper.create(layers=[first]) for _ in range(4)]
     assert [shell(fork, "cat a; echo $RANDOM > a") for fork in forks] == ["one\n"] * 4
 
 
-def freeze_early(helper: RawHelper, box: int, layer: int) -> None:
-    body = struct.pack("<II", box, layer)
-    assert helper.ask(Op.FREEZE, body, flags=Flag.FREEZE_EARLY).op is Op.DONE
-
-
-def wait_until_dead(helper: RawHelper, box: int) -> None:
-    died = helper.receive()
-    assert died is not None
-    assert (died.op, died.id) == (Op.DIED, 0)
-    assert struct.unpack_from("<I", died.body) == (box,)
-
-
-def test_an_early_freeze_tells_later_when_the_processes_are_gone(helper: RawHelper) -> None:
-    box = helper.create(1)
-    shell(box, "echo one > a; echo two > /dev/shm/b")
-    freeze_early(helper, 1, 10)
-    wait_until_dead(helper, 1)
-    assert ended(box.pidfd)
-    assert shell(helper.create(1, layers=[10]), "cat a") == "one\n"
-
-
-def test_nothing_changes_a_layer_after_an_early_freeze(helper: RawHelper) -> None:
-    box = helper.create(1)
+def test_nothing_changes_a_layer_once_the_freeze_is_answered(helper: RawHelper) -> None:
+    box = helper.create()
     writer = "exec 3> a; (while echo more >&3; do :; done) & echo"
     box.exec("sh", "-c", writer, flags=Flag.EXEC_KEEP)
     shell(box, "while [ ! -s a ]; do :; done", flags=Flag.EXEC_KEEP)
-    freeze_early(helper, 1, 10)
+    assert helper.tell(Op.FREEZE, box.number).op is Op.DONE
     size = os.stat("work/a", dir_fd=box.upper).st_size
     assert size > 0
-    wait_until_dead(helper, 1)
+    helper.receive_died(box.number)
     assert os.stat("work/a", dir_fd=box.upper).st_size == size
 
 
-def test_an_early_freeze_of_a_dead_box_is_only_answered(helper: RawHelper) -> None:
-    box = helper.create(1)
+def test_the_freeze_of_a_dead_box_is_only_answered(helper: RawHelper) -> None:
+    box = helper.create()
     shell(box, "echo one > a")
     os.kill(box.pid, signal.SIGKILL)
-    wait_until_dead(helper, 1)
-    freeze_early(helper, 1, 10)
-    assert shell(helper.create(1, layers=[10]), "cat a") == "one\n"
+    helper.receive_died(box.number)
+    assert helper.tell(Op.FREEZE, box.number).op is Op.DONE
+    assert shell(helper.create(layers=[box.number]), "cat a") == "one\n"
+    assert helper.tell(Op.FREEZE, box.number).error == errno.ENOENT
 
 
-def test_an_unchanged_box_is_not_frozen(helper: RawHelper) -> None:
-    box = helper.create(1)
-    box.exec("sh", "-c", "sleep 1000 &", flags=Flag.EXEC_KEEP)
-    assert helper.tell(Op.FREEZE, 1, 10).error == errno.ENODATA
-    assert shell(box, COUNT) == "3\n"
+def test_a_layer_can_be_destroyed_while_its_processes_end(helper: RawHelper) -> None:
+    box = helper.create()
+    shell(box, "echo one > a; sleep 1000 &", flags=Flag.EXEC_KEEP)
+    freeze, destroy = (helper.send(op, struct.pack("<I", box.number)) for op in ENDING)
+    answers = [helper.receive(), helper.receive()]
+    if answers[1] is not None and answers[1].op is Op.DIED:
+        answers[1] = helper.receive()
+    assert [answer.id for answer in answers if answer is not None] == [freeze, destroy]
+    assert ended(box.pidfd)
+    assert helper.tell(Op.LAYERFD, box.number).error == errno.ENOENT
 
 
 def test_a_layer_that_is_dropped_stays_for_those_that_use_it(helper: RawHelper) -> None:
-    shell(helper.create(1), "echo one > a")
-    helper.tell(Op.FREEZE, 1, 10)
-    box = helper.create(1, layers=[10])
-    assert helper.tell(Op.DROP, 10).op is Op.DONE
+    box = helper.create()
+    shell(box, "echo one > a")
+    layer = helper.freeze(box)
+    box = helper.create(layers=[layer])
+    assert helper.tell(Op.DESTROY, layer).op is Op.DONE
     assert shell(box, "cat a") == "one\n"
-    assert helper.tell(Op.DROP, 10).error == errno.ENOENT
-    assert helper.refused(2, layers=[10]) in (errno.ENOENT, errno.EINVAL)
+    assert helper.tell(Op.DESTROY, layer).error == errno.ENOENT
+    assert helper.refused(layers=[layer]) == errno.ENOENT
 
 
 def test_the_owner_can_fill_a_layer(helper: RawHelper) -> None:
-    reply = helper.new_layer(10)
-    (directory,) = reply.fds
+    reply = helper.new_layer()
+    (directory,), (layer,) = reply.fds, struct.unpack("<I", reply.body)
     file = os.open("note", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=directory)
     os.write(file, b"from outside")
     os.close(file)
-    assert shell(helper.create(1, layers=[10]), "cat /note") == "from outside"
-    (again,) = helper.tell(Op.LAYERFD, 10).fds
+    assert shell(helper.create(layers=[layer]), "cat /note") == "from outside"
+    (again,) = helper.tell(Op.LAYERFD, layer).fds
     assert os.listdir(again) == ["note"]
     os.close(again)
     os.close(directory)
-    assert helper.new_layer(10).error == errno.EEXIST
-    assert helper.tell(Op.LAYERFD, 11).error == errno.ENOENT
+    assert helper.resize(layer, 1 << 20).error == errno.ENOENT
+    assert helper.tell(Op.LAYERFD, 999).error == errno.ENOENT
 
 
 def test_sixteen_layers_are_enough_for_everybody(helper: RawHelper) -> None:
+    layers: list[int] = []
     for number in range(16):
-        shell(helper.create(1, layers=range(number)), f"echo {number} > {number}")
-        assert helper.tell(Op.FREEZE, 1, number).op is Op.DONE
-    assert len(shell(helper.create(1, layers=range(16)), "ls").split()) == 16
+        box = helper.create(layers=layers)
+        shell(box, f"echo {number} > {number}")
+        layers.append(helper.freeze(box))
+    assert len(shell(helper.create(layers=layers), "ls").split()) == 16
+    assert helper.refused(layers=[*layers, layers[0]]) == errno.EINVAL
+    assert helper.refused(layers=[layers[0]] * 2) == errno.ENOENT

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def image(tmp_path: Path) -> Path:
 
 def test_an_image_is_read_only_below_and_writable_above(helper_name: str, image: Path) -> None:
     helper = open_helper(helper_name, rootfs=str(image))
-    box = helper.create(1)
+    box = helper.create()
     assert shell(box, "read x < /etc/os; echo $x", env=["PATH=/bin"]) == "tiny\n"
     if helper.abilities & Ability.IDMAP:
         shell(box, "echo changed > /etc/os; echo new > /etc/new", env=["PATH=/bin"])
@@ -63,13 +64,12 @@ def test_an_ordinary_user_gets_boxes_with_one_id(helper_name: str) -> None:
         pytest.skip("this interpreter may lie where an ordinary user cannot read it")
     helper = open_helper(helper_name, user=NOBODY, num_ids=1)
     assert not helper.abilities & Ability.RANGE
-    box = helper.create(1)
+    box = helper.create()
     assert shell(box, "id -u; echo x > f; ls -n f | cut -d' ' -f3") == "0\n0\n"
     assert "CapEff:\t0000000000000000" in shell(box, "cat /proc/self/status")
     assert box.put("g", b"data").op is Op.DONE
     assert box.get("g") == b"data"
-    assert helper.tell(Op.FREEZE, 1, 1).op is Op.DONE
-    assert shell(helper.create(1, layers=[1]), "cat g") == "data"
+    assert shell(helper.create(layers=[helper.freeze(box)]), "cat g") == "data"
     status, said = helper.end()
     assert (status, said) == (0, "")
 
@@ -86,15 +86,16 @@ def test_an_ordinary_user_with_subordinate_ids_gets_a_range(
     granted = tmp_path / "ids"
     granted.write_text(f"nobody:300000:65536\n{NOBODY}:300000:65536\n", encoding="ascii")
     # The host's own files stay as they are: these lie over them in a mount namespace of the test.
+    command = shlex.join(COMMANDS[helper_name])
     script = f"""
 for f in /etc/subuid /etc/subgid; do test -e $f || exit 77; mount --bind {granted} $f; done
-exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups {COMMANDS[helper_name][0]} "$1"
+exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups {command} "$1"
 """
-    command = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh"]
-    helper = RawHelper(command, first_id=300000, environment={"PATH": "/usr/sbin:/usr/bin:/bin"})
+    started = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", script, "sh"]
+    helper = RawHelper(started, first_id=300000, environment={"PATH": "/usr/sbin:/usr/bin:/bin"})
     assert helper.ready.op is Op.READY, helper.ready
     assert helper.abilities & Ability.RANGE
-    box = helper.create(1)
+    box = helper.create()
     assert shell(box, "id -u; id -g; id -G; touch f; stat -c %u f").split() == [str(NOBODY)] * 4
     assert os.stat("work/f", dir_fd=box.upper).st_uid == 300000 + NOBODY - 1
     assert box.put("g", b"data").op is Op.DONE

@@ -75,7 +75,9 @@ def test_the_inits_user_is_for_nobody_else(box: RawBox) -> None:
     if not ROOT:
         pytest.skip("an ordinary user without subordinate ids has one id only")
     last = NUM_IDS - 1
-    body = struct.pack("<QII", 0, last, last) + many([]) + text("/") + many([text("true")])
+    body = (
+        struct.pack("<QII", 0, last, last) + many([]) + text("/") + many([]) + many([text("true")])
+    )
     box.send(Op.EXEC, body + many([]), [0, 1, 2])
     assert box.exited()[:2] == (Ending.NOT_STARTED, errno.EINVAL)
     assert box.put("x", b"", uid=last).error == errno.EINVAL
@@ -131,7 +133,7 @@ def test_terminals_work(box: RawBox) -> None:
 
 
 def test_deterministic_boxes_repeat_addresses_on_one_processor(helper: RawHelper) -> None:
-    box = helper.create(1, flags=Flag.CREATE_DETERMINISTIC)
+    box = helper.create(flags=Flag.CREATE_DETERMINISTIC)
     script = "import os; print(id(object()), len(os.sched_getaffinity(0)))"
     seen = {box.output(PYTHON, "-I", "-S", "-c", script, env=["PYTHONHASHSEED=0"]) for _ in "abc"}
     assert len(seen) == 1
@@ -140,22 +142,23 @@ def test_deterministic_boxes_repeat_addresses_on_one_processor(helper: RawHelper
 
 @pytest.mark.skipif(not ROOT, reason="needs more than one user id: run as root")
 def test_package_boxes_can_change_owners_and_others_cannot(helper: RawHelper) -> None:
-    box = helper.create(1, flags=Flag.CREATE_PACKAGES)
+    box = helper.create(flags=Flag.CREATE_PACKAGES)
     script = "touch a && chown 33:33 a && stat -c %u a"
     assert shell(box, script, uid=0, flags=Flag.EXEC_PACKAGES, cwd="/tmp") == "33\n"
     become = f"{PYTHON} -c 'import os; os.setresuid(33, 33, 33); print(os.getuid())'"
     assert shell(box, become, uid=0, flags=Flag.EXEC_PACKAGES) == "33\n"
     assert box.exec("sh", "-c", script, uid=0, cwd="/tmp").code != 0
     assert "CapPrm:\t0000000000000000" in shell(box, "cat /proc/self/status", uid=0)
-    plain = helper.create(2)
+    plain = helper.create()
     assert plain.exec("chown", "33", "/tmp", uid=0).code != 0
-    body = struct.pack("<QII", 0, 0, 0) + many([]) + text("/") + many([text("true")]) + many([])
+    body = struct.pack("<QII", 0, 0, 0) + many([]) + text("/")
+    body += many([]) + many([text("true")]) + many([])
     plain.send(Op.EXEC, body, [0, 1, 2], Flag.EXEC_PACKAGES)
     assert plain.exited()[:2] == (Ending.NOT_STARTED, errno.EINVAL)
 
 
 def test_hidden_directories_look_empty(helper_name: str) -> None:
     helper = open_helper(helper_name, hidden=["/usr/share", "/usr/no-such-directory"])
-    seen = shell(helper.create(1), "ls -A /usr/share; touch /usr/share/x 2>&- || echo refused")
+    seen = shell(helper.create(), "ls -A /usr/share; touch /usr/share/x 2>&- || echo refused")
     assert seen == "refused\n"
     helper.end()

@@ -96,7 +96,9 @@ def test_the_body_of_a_command_has_the_layout_of_the_protocol() -> None:
         return struct.pack("<I", len(data)) + data
 
     assert wire.exec_body(JOB)[: 16 + 24] == struct.pack("<QIIIIQQ", 1000, 1, 2, 1, 7, 8, 9)
-    tail = text(b"/work") + struct.pack("<I", 2) + text(b"echo") + text(b"\xff")
+    files = [b"/usr/local/bin/echo", b"/usr/bin/echo", b"/bin/echo"]
+    tail = text(b"/work") + struct.pack("<I", 3) + b"".join(map(text, files))
+    tail += struct.pack("<I", 2) + text(b"echo") + text(b"\xff")
     assert wire.exec_body(JOB)[40 : 40 + len(tail)] == tail
     named = wire.exec_body(JOB._replace(env={"A": "2", "B": "3"}))
     assert named[40 + len(tail) :].startswith(struct.pack("<I", 2) + text(b"A=2") + text(b"B=3"))
@@ -130,8 +132,14 @@ class HostileInit:
         self.process.wait()
 
 
-def answer(data: bytes, fds: tuple[int, ...] = ()) -> tuple[HostileInit, BaseException | object]:
+READY = wire.message(Op.READY, 0)
+
+
+def answer(
+    data: bytes, fds: tuple[int, ...] = (), first: bytes = READY
+) -> tuple[HostileInit, BaseException | object]:
     hostile = HostileInit()
+    hostile.theirs.send(first)
 
     async def ask() -> object:
         socket.send_fds(hostile.theirs, [data], fds)
@@ -174,6 +182,31 @@ def test_descriptors_that_nobody_asked_for_are_closed() -> None:
     assert not hostile.init.dead
     os.close(null)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"x",
+        wire.message(Op.READY, 1),
+        wire.message(Op.READY, 0, b"more"),
+        wire.message(Op.DONE, 0),
+        wire.message(Op.ERROR, 0, b"short"),
+        wire.message(Op.ERROR, 1, struct.pack("<iI", errno.ENOMEM, 0)),
+    ],
+)
+def test_an_init_that_begins_with_nonsense_is_killed(first: bytes) -> None:
+    hostile, outcome = answer(wire.message(Op.DONE, 1), first=first)
+    assert isinstance(outcome, ClassifiedFailure)
+    assert hostile.process.returncode == -9
+
+
+def test_an_init_says_why_it_could_not_start() -> None:
+    first = wire.message(Op.ERROR, 0, struct.pack("<iI", errno.ENOMEM, 5) + b"stage")
+    _, outcome = answer(b"", first=first)
+    assert isinstance(outcome, OSError)
+    assert outcome.errno == errno.ENOMEM
+    assert "stage" in str(outcome)
 
 
 def test_an_init_that_hangs_up_is_a_broken_box_and_no_traceback() -> None:

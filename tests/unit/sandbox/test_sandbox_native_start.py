@@ -90,3 +90,16 @@ def test_a_pool_closes_the_network_that_it_was_given() -> None:
     asyncio.run(pool.close())
     assert network.num_closed > 0
     asyncio.run(pool.close())
+
+
+@pytest.mark.parametrize("helper", ["c", "python"])
+def test_a_pool_started_under_a_strict_umask_runs_boxes(helper: str) -> None:
+    """Daemons set one; what a helper makes is for jobs of other users all the same."""
+    script = 'umask 077 && exec "$0" -c "$1" "$2"'
+    result = subprocess.run(
+        ["sh", "-c", script, sys.executable, START, helper],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from burnish.model.config import ModelConfig
-from burnish.model.decoder import Attend, Decoder
+from burnish.model.decoder import Attend
 from burnish.model.kernels.library import function, kernels
 from burnish.model.kernels.matrix import MatrixView, PackedMatrix
 from burnish.model.kernels.native_adapted import AdaptedLayer, LayerParts, Region, regions
 from burnish.model.kernels.norm import rms_norm
 from burnish.model.lora import AdaptedRows
-from burnish.model.rope import inverse_frequencies
+from burnish.model.rope import cosines_and_sines, inverse_frequencies
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _MATRICES = ("qkv", "output", "gate_up", "down")
@@ -76,10 +76,7 @@ class NativeDecoder:
         """Pack copies of `state`, bf16 or fp32, named as `Decoder.state_dict()`."""
         assert kernels().library is not None
         self.config, self._isa = config, kernels().isa
-        with torch.device("meta"):
-            # Only for its cosines and sines: the weights stay empty.
-            self._rope = Decoder(config)
-        self._rope.inv_freq = inverse_frequencies(config)
+        self._inv_freq = inverse_frequencies(config)
         self._layers = [_Layer(config, state, i) for i in range(config.num_layers)]
         self._embedding_VE = state["embedding.weight"].detach().to(torch.bfloat16, copy=True)
         self._norm_E = state["norm.weight"].detach().to(torch.bfloat16, copy=True)
@@ -117,7 +114,7 @@ class NativeDecoder:
             self._scratch = self._room(rows)
         scratch = _Scratch(*(buffer[:rows] for buffer in self._scratch))
         x_TE = self._embedding_VE.index_select(0, ids_T)
-        cos_TD, sin_TD = self._rope.rope(positions_T, torch.bfloat16)
+        cos_TD, sin_TD = cosines_and_sines(c, self._inv_freq, positions_T, torch.bfloat16)
         flat = _Flat(x_TE, cos_TD, sin_TD, scratch, regions(rows, adapters))
         heads = scratch.qkv_T.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         q, k, v = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from burnish.model.lora import AdaptedRows
 from burnish.rollout.engine.cache.step import Span
-from burnish.rollout.engine.cache.storage import KvCache, StepAttend
+from burnish.rollout.engine.cache.storage import KvCache
+from burnish.rollout.engine.long.layout import attention_of
+from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.score import logprobs_of
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.speculation.drafter import Draft
@@ -43,18 +45,15 @@ def arranged(work: Seq[Work]) -> list[Work]:
     return sorted(work, key=lambda w: (w.num_tokens > 1, w.sequence.request.adapter or ""))
 
 
-def forward(model: ServedModel, cache: KvCache, work: Seq[Work]) -> Tensor:
-    """Hidden states [T, E] of all tokens; pieces of one token must come first."""
-    spans = [
-        Span(w.sequence.pages, w.sequence.num_computed, w.sequence.num_computed + w.num_tokens)
-        for w in work
-    ]
+def forward(model: ServedModel, cache: KvCache, work: Seq[Work], kv: KvPolicy) -> Tensor:
+    """Hidden states [T, E] of all tokens, attended by `kv`; pieces of one token must come first."""
+    spans = [_span(w.sequence, w.num_tokens) for w in work]
     ids: list[int] = []
     for (sequence, _, draft), span in zip(work, spans, strict=True):
         ids += sequence.tokens[span.start : span.end]
         ids += draft.tokens
     positions_T = torch.tensor([p for span in spans for p in range(span.start, span.end)])
-    attend = StepAttend(cache, cache.step(spans))
+    attend = attention_of(cache, [w.sequence for w in work], spans, kv)
     return model.hidden(torch.tensor(ids), positions_T, attend, adapters=_adapters(work))
 
 
@@ -78,6 +77,13 @@ def prompt_logprobs(model: ServedModel, hidden_TE: Tensor, work: Seq[Work]) -> l
         if not all(map(math.isfinite, known)):
             broken.append(sequence)
     return broken
+
+
+def _span(sequence: Sequence, num_tokens: int) -> Span:
+    pages, start = sequence.pages, sequence.num_computed
+    kept = [i for i, page in enumerate(pages) if page >= 0]
+    # Pages side by side: the kernel would walk over what is missing.
+    return Span(pages, start, start + num_tokens, None if len(kept) == len(pages) else kept)
 
 
 def _adapters(work: Seq[Work]) -> list[AdaptedRows]:

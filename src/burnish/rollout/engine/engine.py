@@ -11,7 +11,6 @@ goes wrong with one request ends that request; what goes wrong with the machine 
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +22,15 @@ from burnish.core.vocabulary import InFlight, SleepLevel, StopReason
 from burnish.model.config import ModelConfig
 from burnish.model.lora import LayerDeltas, Lora
 from burnish.rollout.engine import score as scoring
+from burnish.rollout.engine.adapter_service import Adapters
 from burnish.rollout.engine.adapters import AdapterSet
-from burnish.rollout.engine.cache.opening import open_cache
-from burnish.rollout.engine.cache.storage import CacheShape, KvCache
+from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
 from burnish.rollout.engine.residency import Residency
+from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
@@ -38,17 +38,11 @@ from burnish.rollout.engine.speculation.opening import DraftSource, Served, open
 from burnish.rollout.engine.speculation.speculator import SpeculationCounters
 from burnish.rollout.engine.stepper import Ended, Stepper
 from burnish.rollout.engine.stops import Decode, StopText
-from burnish.rollout.engine.validation import Bounds, refuse_unscorable, validate
-from burnish.rollout.engine.weights import ServedModel
-
-
-class Prepared(NamedTuple):
-    """Weights ready to be served."""
-
-    model: ServedModel
-    """Checked and packed."""
-    digest: str
-    """Of what it was made from."""
+from burnish.rollout.engine.tier.cache import TieredCache
+from burnish.rollout.engine.tier.limits import TierStats
+from burnish.rollout.engine.tier.opening import open_engine_cache
+from burnish.rollout.engine.validation import Bounds, validate
+from burnish.rollout.engine.weights import Prepared, ServedModel
 
 
 class EngineCore:
@@ -85,16 +79,21 @@ class EngineCore:
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
+        self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
-        self._adapters, self._grammars = AdapterSet(), grammars
-        self._bounds = Bounds(config, self.limits, decode is not None, grammars, self._adapters)
+        self._grammars, known = grammars, AdapterSet()
+        self._bounds = Bounds(config, self.limits, decode is not None, grammars, known)
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
+        if isinstance(self._cache, TieredCache):
+            self._bounds = self._bounds._replace(attended_pages=self._cache.num_frames // 2)
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
         memory = Residency(self._cache, self.limits, version=version, flops_per_token=flops)
         self._scheduler = Scheduler(memory, self.limits)
+        self.adapters = Adapters(known, self._scheduler)
+        """Those that requests can name."""
         target = Served(config, dtype, version, self.limits.exact)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
@@ -188,7 +187,7 @@ class EngineCore:
             seed_key(params.seed),
             stop_text,
             grammar,
-            self._adapters.get(request.adapter),
+            self.adapters.get(request.adapter),
         )
         self._scheduler.add(sequence)
         return sequence
@@ -254,56 +253,23 @@ class EngineCore:
         self._draft.update(state, self.weight_version)
 
     def adapt(self, lora: Lora) -> list[LayerDeltas]:
-        """Prepare an adapter for `add_adapter`. Touches nothing that is served.
+        """Prepare an adapter for `adapters.add`. Touches nothing that is served.
 
         Raises:
             UserError: if the engine sleeps without weights.
         """
         return self._awake().adapt(lora)
 
-    def add_adapter(
-        self,
-        name: str,
-        layers: Seq[LayerDeltas],
-        version: int | None = None,
-        inflight: InFlight = InFlight.KEEP,
-    ) -> Ended:
-        """Add an adapter, or replace its weights; returns what `inflight` ended.
+    def adopt(self, tokens: tuple[int, ...], layers: Seq[tuple[Tensor, Tensor]]) -> int:
+        """Take over keys and values of a prefix, computed by the present weights elsewhere.
 
-        `version` is that of its weights, by default the model's.
+        Requests find them in the prefix index; returns how many tokens there was room for.
 
         Raises:
-            UserError: if the name is empty, or the version not newer than its last.
+            UserError: if the engine must compute them itself.
         """
-        old = self._adapters.get(name) if name in self._adapters.names else None
-        version = self.weight_version if version is None else version
-        new = self._adapters.put(name, layers, version)
-        affected = self._users(name)
-        ended = settle(self._scheduler, affected, inflight)
-        for sequence in affected:
-            sequence.adapter, sequence.match_from = new, None
-        if old is not None:
-            self._scheduler.memory.rename(old.key, new.key)
-        return [*ended]
-
-    def remove_adapter(self, name: str) -> Ended:
-        """Forget an adapter; returns the requests that this ended.
-
-        Raises:
-            UserError: if it is not known.
-        """
-        self._adapters.get(name)
-        self._adapters.remove(name)
-        ended: Ended = []
-        for sequence in self._users(name):
-            self._scheduler.remove(sequence)
-            ended.append((sequence, sequence.result(StopReason.ABORTED)))
-        return ended
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that requests may use."""
-        return self._adapters.names
+        assert self._cache is not None, "a sleeping engine was asked to work"
+        return adopt(self._cache, self._scheduler.memory, tokens, layers, self.limits)
 
     def forget_prefixes(self) -> None:
         """Let no later request reuse keys and values that exist now."""
@@ -320,7 +286,7 @@ class EngineCore:
 
         Pins give way only where a request could not run otherwise. Returns a number for `unpin`.
         """
-        served = self._adapters.get(adapter)
+        served = self.adapters.get(adapter)
         return self._scheduler.memory.pin(prefix_ids, served and served.key)
 
     def unpin(self, number: int) -> None:
@@ -336,7 +302,7 @@ class EngineCore:
             self._speculator.drafter.release()
         self.forget_prefixes()
         scheduler.memory.attach(None)
-        self._cache = None
+        self.close()
         if level is SleepLevel.WEIGHTS:
             self._served = None
 
@@ -369,23 +335,30 @@ class EngineCore:
         Raises:
             UserError: if the tokens do not fit the model, or there are no weights.
         """
-        refuse_unscorable(token_ids, self.config)
+        scoring.check(self.config, token_ids)
         return scoring.score(self._awake(), token_ids, self.limits.page_size)
+
+    def close(self) -> None:
+        """Give back the cache, on disk too."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    @property
+    def tier(self) -> TierStats:
+        """What lies in memory and on disk, where the cache has both."""
+        return self._cache.stats if isinstance(self._cache, TieredCache) else TierStats()
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
         self._scheduler.check()
 
     def _new_cache(self) -> KvCache:
-        limits = self.limits
-        return open_cache(
-            CacheShape(
-                self.config,
-                limits.num_pages,
-                limits.page_size,
-                self.dtype,
-                kv_dtype=limits.kv_dtype,
-            )
+        return open_engine_cache(
+            self.config,
+            self.dtype,
+            self.limits,
+            lambda page: self._scheduler.memory.pool.is_free(page),
         )
 
     def _serve(self, prepared: Prepared) -> None:
@@ -395,6 +368,3 @@ class EngineCore:
         if self._served is None:
             raise UserError("the engine sleeps without weights.", fix="wake it first.")
         return self._served.model
-
-    def _users(self, adapter: str) -> list[Sequence]:
-        return [s for s in everyone(self._scheduler) if s.request.adapter == adapter]

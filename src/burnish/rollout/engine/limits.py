@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
-from burnish.core.vocabulary import DraftSampling, KvDtype, NoDraft, Speculation
+from burnish.core.vocabulary import DraftSampling, KvDtype, KvPolicyKind, NoDraft, Speculation
+from burnish.rollout.engine.long.policy import KvPolicy
+from burnish.rollout.engine.tier.limits import TierLimits
 
 
 class SpeculationLimits(NamedTuple):
@@ -38,6 +40,10 @@ class CoreLimits(NamedTuple):
     """Host memory for pages of preempted sequences; 0 computes them again instead."""
     kv_dtype: KvDtype = KvDtype.MODEL
     """Numbers of the cache."""
+    kv: KvPolicy = KvPolicy()
+    """Which keys are attended and kept."""
+    tier: TierLimits | None = None
+    """Where pages go that do not fit into memory; None keeps all in memory."""
     exact: bool = False
     """Tokens and log-probs depend on nothing but the request and the weights."""
     speculation: SpeculationLimits = SpeculationLimits()
@@ -49,15 +55,36 @@ class CoreLimits(NamedTuple):
         Raises:
             UserError: naming the two values.
         """
+        self._check_speculation()
+        if self.exact and self.kv_dtype is not KvDtype.MODEL:
+            raise UserError(
+                f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
+                fix=f"set engine.kv_dtype to {KvDtype.MODEL}, or engine.exact to false.",
+            )
+        if self.exact and self.kv.is_sparse:
+            raise UserError(
+                f"exact mode cannot attend by engine.kv.policy {self.kv.kind}: the trainer does "
+                "not.",
+                fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.exact to false.",
+            )
+
+    def _check_speculation(self) -> None:
         if self.speculation.max_tokens < 1:
             raise UserError(
                 f"draft_tokens is {self.speculation.max_tokens}.",
                 fix='use >= 1, or speculation = "off".',
             )
-        if self.exact and self.kv_dtype is not KvDtype.MODEL:
+        kind = self.speculation.kind
+        if kind is not Speculation.OFF and self.kv.is_sparse:
             raise UserError(
-                f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
-                fix=f"set engine.kv_dtype to {KvDtype.MODEL}, or engine.exact to false.",
+                f"engine.speculation is {kind}, but under engine.kv.policy {self.kv.kind} a guess "
+                "would be checked over other keys than a token is sampled from.",
+                fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.speculation to off.",
+            )
+        if kind is Speculation.DRAFT and self.tier is not None:
+            raise UserError(
+                "a draft model's keys and values cannot go to disk, which engine.kv.disk_mb asks.",
+                fix="set engine.speculation to lookup or self, or engine.kv.disk_mb to 0.",
             )
 
 

@@ -44,6 +44,7 @@ class Sequence:
         "__weakref__",
         "adapter",
         "cached_tokens",
+        "dense_logprobs",
         "grammar",
         "key",
         "logprobs",
@@ -54,6 +55,7 @@ class Sequence:
         "num_indexed_pages",
         "num_prompt",
         "order",
+        "page_mass",
         "pages",
         "prompt_logprobs",
         "request",
@@ -101,7 +103,11 @@ class Sequence:
         self.prompt_logprobs: list[float] = []
         self.unmasked_logprobs: list[float] = []
         self.cached_tokens = 0
+        self.dense_logprobs: list[float] = []
+        # By index; -1 where one was given back while the request runs on.
         self.pages: list[int] = []
+        # Attention that has fallen on each page, for policies that weigh them.
+        self.page_mass: list[float] = []
         self.saved: Saved | None = None
         self.num_computed = self.num_indexed_pages = 0
         self.node: Node | None = None
@@ -116,6 +122,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens whose keys and values are not in the cache yet."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def held_pages(self) -> list[int]:
+        """Pages that it holds, in order."""
+        return [page for page in self.pages if page >= 0]
 
     @property
     def num_sampled(self) -> int:
@@ -156,7 +167,7 @@ class Sequence:
 
     def rewind(self) -> None:
         """Forget the cache (its pages were taken away), keep every token and log-prob."""
-        self.pages, self.saved = [], None
+        self.pages, self.saved, self.page_mass = [], None, []
         self.num_computed = self.num_indexed_pages = 0
         self.node = self.match_from = None
 
@@ -172,4 +183,5 @@ class Sequence:
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
             unmasked_logprobs=tuple(self.unmasked_logprobs),
+            dense_logprobs=tuple(self.dense_logprobs),
         )

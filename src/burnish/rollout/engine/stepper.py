@@ -17,9 +17,11 @@ from burnish.rollout.engine.drawing import NOT_FINITE, Decision, decide
 from burnish.rollout.engine.grammar import GrammarLimitError
 from burnish.rollout.engine.masks import MaskMaker, finished, limit_failure
 from burnish.rollout.engine.scheduler import Scheduler
+from burnish.rollout.engine.score import score_sampled
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.speculation.drafter import Target
 from burnish.rollout.engine.speculation.speculator import Speculator
+from burnish.rollout.engine.tier.losses import lost_requests
 from burnish.rollout.engine.weights import ServedModel
 
 Ended = list[tuple[Sequence, Generation | Failure]]
@@ -55,14 +57,16 @@ class Stepper:
     def _compute(self, model: ServedModel, cache: KvCache, work: list[Work], version: int) -> Ended:
         """The forward, and what follows from it."""
         held = self._masks.begin(work)
-        hidden_TE = batch.forward(model, cache, work)
-        broken = batch.prompt_logprobs(model, hidden_TE, work)
+        hidden_TE = batch.forward(model, cache, work, self._scheduler.limits.kv)
+        losses = cache.take_losses()
+        broken = dict.fromkeys(batch.prompt_logprobs(model, hidden_TE, work), NOT_FINITE)
         allowed = finished(held)
+        failures = allowed.failures | broken | lost_requests(losses, work)
+        self._scheduler.restart_holders(losses.pages, work)
         self.prompt_tokens += sum(
             min(w.num_tokens, max(0, w.sequence.num_prompt - w.sequence.num_computed)) for w in work
         )
         self._scheduler.computed(work)
-        failures = allowed.failures | dict.fromkeys(broken, NOT_FINITE)
         ended: Ended = [(each, self._fail(each, why)) for each, why in failures.items()]
         drawing = []
         for i, piece in enumerate(work):
@@ -70,7 +74,7 @@ class Stepper:
             if sequence.num_pending or sequence in failures:
                 continue
             if sequence.request.params.max_tokens == 0:
-                ended.append((sequence, self._finish(sequence, StopReason.LENGTH)))
+                ended.append((sequence, self._finish(model, sequence, StopReason.LENGTH)))
             else:
                 drawing.append(i)
         if not drawing:
@@ -78,12 +82,14 @@ class Stepper:
         for i, decision in zip(
             drawing, decide(model, hidden_TE, work, drawing, allowed.masks), strict=True
         ):
-            outcome = self._take(work[i], decision, version)
+            outcome = self._take(model, work[i], decision, version)
             if outcome is not None:
                 ended.append((work[i].sequence, outcome))
         return ended
 
-    def _take(self, piece: Work, decision: Decision, version: int) -> Generation | Failure | None:
+    def _take(
+        self, model: ServedModel, piece: Work, decision: Decision, version: int
+    ) -> Generation | Failure | None:
         """Give a sequence its tokens; what became of it, if that ended it."""
         sequence, draft = piece.sequence, piece.draft
         reason, failure = None, decision.failure
@@ -107,11 +113,14 @@ class Stepper:
             self._speculator.checked(sequence, draft, accepted, is_over=is_over)
             self._scheduler.memory.trim(sequence)
         if reason is not None:
-            return self._finish(sequence, reason)
+            return self._finish(model, sequence, reason)
         return None if failure is None else self._fail(sequence, failure)
 
-    def _finish(self, sequence: Sequence, reason: StopReason) -> Generation:
+    def _finish(self, model: ServedModel, sequence: Sequence, reason: StopReason) -> Generation:
         self._scheduler.end(sequence)
+        limits = self._scheduler.limits
+        if limits.kv.is_sparse and limits.kv.report_gap and sequence.num_sampled:
+            sequence.dense_logprobs = score_sampled(model, sequence, limits.page_size)
         return sequence.result(reason)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> Failure:

@@ -1,6 +1,9 @@
 """The engine's own copy of the weights: checked completely, then swapped, never half-way."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +21,15 @@ from burnish.model.rope import inverse_frequencies
 from burnish.rollout.engine.linear import AdaptedLinear, AdapterScope, PackedLinear, PlainDelta
 
 _PACKED = ("qkv", "output", "gate_up", "down")
+
+
+class Prepared(NamedTuple):
+    """Weights ready to be served."""
+
+    model: "ServedModel"
+    """Checked and packed."""
+    digest: str
+    """Of what it was made from."""
 
 
 class ServedModel:
@@ -51,13 +63,8 @@ class ServedModel:
         if exact:
             refuse_inexact(config, dtype)
         self.config, self.dtype = config, dtype
-        with torch.device("meta"):
-            self._decoder = Decoder(config)
-        self._shapes = {
-            name: tuple(tensor.shape) for name, tensor in self._decoder.state_dict().items()
-        }
-        self._decoder.requires_grad_(requires_grad=False)
-        self._decoder.inv_freq = inverse_frequencies(config)
+        self._shapes = _expected_shapes(config)
+        self._decoder: Decoder | None = None
         self._head: PackedLinear | None = None
         self._scope = AdapterScope()
         self._native: NativeDecoder | None = None
@@ -76,13 +83,14 @@ class ServedModel:
                 self._native = NativeDecoder(self.config, state)
             if self._native is not None:
                 return
+            decoder = self._decoder = self._decoder or _empty_decoder(self.config)
             plain = {name: state[name].detach().to(self.dtype) for name in self._shapes}
-            for i, block in enumerate(self._decoder.blocks):
+            for i, block in enumerate(decoder.blocks):
                 _fill_block(block, i, plain, self._scope)
-            self._decoder.embedding.weight = _frozen(plain["embedding.weight"].clone())
-            self._decoder.norm.weight = _frozen(plain["norm.weight"].clone())
+            decoder.embedding.weight = _frozen(plain["embedding.weight"].clone())
+            decoder.norm.weight = _frozen(plain["norm.weight"].clone())
             head = plain["lm_head.weight" if "lm_head.weight" in plain else "embedding.weight"]
-            self._decoder.lm_head = None
+            decoder.lm_head = None
             # The head multiplies in fp32: bf16 logits near 20 would be off by 0.06 nats.
             self._head = PackedLinear(head.float(), None)
 
@@ -133,6 +141,7 @@ class ServedModel:
                 ids_T, positions_T, attend, adapters=adapters, num_layers=num_layers
             )
         decoder, self._scope.rows = self._decoder, adapters
+        assert decoder is not None
         x_TE = decoder.embedding(ids_T)
         cos_TD, sin_TD = decoder.rope(positions_T, x_TE.dtype)
         for block in decoder.blocks[:num_layers]:
@@ -152,6 +161,21 @@ class ServedModel:
         assert self._head is not None
         logits: Tensor = self._head(hidden_NE.float())
         return logits
+
+
+def _empty_decoder(config: ModelConfig) -> Decoder:
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    decoder.requires_grad_(requires_grad=False)
+    decoder.inv_freq = inverse_frequencies(config)
+    return decoder
+
+
+@cache
+def _expected_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
+    """Of `Decoder.state_dict()`; building one takes 0.2 s, which every update would wait for."""
+    state = _empty_decoder(config).state_dict()
+    return MappingProxyType({name: tuple(tensor.shape) for name, tensor in state.items()})
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ from burnish.model.config import ModelConfig
 from burnish.model.lora import Lora
 from burnish.rollout.engine.barrier import Barrier
 from burnish.rollout.engine.capabilities import local_capabilities
-from burnish.rollout.engine.engine import EngineCore, Prepared
+from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.loop import EngineLoop
@@ -26,6 +26,7 @@ from burnish.rollout.engine.speculation.opening import DraftSource
 from burnish.rollout.engine.stats import EngineStats
 from burnish.rollout.engine.stops import Decode
 from burnish.rollout.engine.ticket import Call, Ticket
+from burnish.rollout.engine.weights import Prepared
 
 
 class EngineWorker:
@@ -196,9 +197,13 @@ class EngineWorker:
         """
         with boundary(FailureKind.INFRA, "rollout.engine: packing an adapter"):
             layers = await asyncio.to_thread(self._core.adapt, lora)
-        await self._call(
-            lambda: self._loop.deliver(self._core.add_adapter(name, layers, version, inflight))
-        )
+        core = self._core
+
+        def run() -> None:
+            served = core.weight_version if version is None else version
+            self._loop.deliver(core.adapters.add(name, layers, served, inflight))
+
+        await self._call(run)
 
     async def remove_adapter(self, name: str) -> None:
         """Forget an adapter; its running requests end as aborted.
@@ -206,12 +211,12 @@ class EngineWorker:
         Raises:
             UserError: if it is not known.
         """
-        await self._call(lambda: self._loop.deliver(self._core.remove_adapter(name)))
+        await self._call(lambda: self._loop.deliver(self._core.adapters.remove(name)))
 
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests may use."""
-        return self._core.adapters
+        return self._core.adapters.names
 
     async def pause(self) -> None:
         """Stand still after the present step (with a barrier: wave). Idempotent."""
@@ -248,6 +253,18 @@ class EngineWorker:
 
         await self._call(run)
 
+    async def adopt(self, tokens: Seq[int], layers: Seq[tuple[Any, Any]]) -> int:
+        """Take over keys and values of a prefix that `ring.RingPrefill` computed.
+
+        They must come from the weights served now. Returns how many tokens there was room for.
+
+        Raises:
+            UserError: if this engine must compute them itself.
+        """
+        ids = tuple(tokens)
+        num_tokens: int = await self._call(lambda: self._core.adopt(ids, layers))
+        return num_tokens
+
     async def pin(self, prefix_ids: Seq[int], adapter: str | None = None) -> int:
         """Keep a prefix, such as a system prompt, in the cache from its first use on.
 
@@ -283,6 +300,7 @@ class EngineWorker:
             free_pages=core.free_pages,
             num_pages=core.limits.num_pages,
             saved_bytes=core.saved_bytes,
+            tier=core.tier,
             queue=meter.queue.snapshot(),
             first_token=meter.first_token.snapshot(),
             inter_token=meter.inter_token.snapshot(),

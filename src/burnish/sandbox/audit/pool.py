@@ -6,7 +6,10 @@ from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanag
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from burnish.core.boxes import (
+    Capabilities,
     Feature,
     Policy,
     Sandbox,
@@ -38,6 +41,12 @@ class AuditedPool(ForwardingPool):
         """
         super().__init__(pool)
         self._logs = AuditLogs(logs) if isinstance(logs, Path) else logs
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Of the pool, as far as the log has events for it."""
+        found = super().capabilities
+        return msgspec.structs.replace(found, features=found.features - {Feature.PROCESSES})
 
     def acquire(
         self, image: str | None = None, policy: Policy | None = None

@@ -27,6 +27,9 @@ class BubblewrapMaker:
         identity = box_identity(self._privileged, slot)
         return Box(self._host, name, identity, request.proxy_port)
 
+    def forget(self, state: int) -> None:
+        """See `BoxMaker`: none is ever made."""
+
     async def close(self) -> None:
         """See `BoxMaker`."""
         close_host(self._host)

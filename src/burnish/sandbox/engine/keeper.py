@@ -23,6 +23,9 @@ class DockerMaker:
         """See `BoxMaker`."""
         return await make_box(self._host, name, request)
 
+    def forget(self, state: int) -> None:
+        """See `BoxMaker`: none is ever made."""
+
     async def close(self) -> None:
         """See `BoxMaker`. The guard looks once more when we are dead."""
 

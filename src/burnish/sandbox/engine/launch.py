@@ -67,7 +67,7 @@ class DockerLaunch(OciLaunch):
         """See `Launched`."""
         if not self._marked.ready:
             return None
-        return unix_listener(self._bundle / "net" / SOCKET)
+        return unix_listener(self.bundle / "net" / SOCKET)
 
     async def end(self) -> tuple[int, float]:
         """Kill what is left; nothing of the box lives afterwards."""

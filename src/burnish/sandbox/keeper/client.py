@@ -20,6 +20,7 @@ from burnish.sandbox.keeper.protocol import (
     DestroyBox,
     Done,
     Failed,
+    Forget,
     Hello,
     Listen,
     Request,
@@ -206,6 +207,8 @@ class KeeperClient:
             listener.close()
         if isinstance(reply, Done) and reply.box >= 0:
             self.send(DestroyBox(id=self.next_id(), box=reply.box))
+        if isinstance(reply, Done) and reply.state:
+            self.send(Forget(id=self.next_id(), state=reply.state))
 
     def _read_listener(self) -> socket.socket | None:
         """It was sent before the message that announces it. None: we have no descriptor left."""

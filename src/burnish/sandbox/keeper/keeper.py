@@ -25,11 +25,14 @@ from burnish.sandbox.keeper.protocol import (
     Done,
     Exec,
     Failed,
+    Forget,
     Hello,
     Listen,
     ReadFile,
     Reply,
     Request,
+    Restore,
+    Save,
     WriteFile,
     decode_request,
     encode,
@@ -69,6 +72,10 @@ class BoxMaker(Protocol):
             OSError: the host is out of something.
             UserError: its user is nobody here.
         """
+        ...
+
+    def forget(self, state: int) -> None:
+        """Free what a box saved."""
         ...
 
     async def close(self) -> None:
@@ -124,7 +131,7 @@ class Keeper:
                     continue
                 task = asyncio.create_task(self._answer(request, writer))
                 self._tasks[request.id] = task
-                if isinstance(request, Exec | Listen | ReadFile | WriteFile):
+                if isinstance(request, Exec | Listen | ReadFile | WriteFile | Save | Restore):
                     self._running.setdefault(request.box, set()).add(task)
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
@@ -148,6 +155,9 @@ class Keeper:
         if isinstance(request, DestroyBox):
             await self._destroy(request.box)
             return Done(id=request.id)
+        if isinstance(request, Forget):
+            self._maker.forget(request.state)
+            return Done(id=request.id)
         assert not isinstance(request, Cancel)
         task = asyncio.current_task()
         assert task is not None
@@ -157,6 +167,11 @@ class Keeper:
                 return Done(id=request.id, result=await _run(box, request))
             if isinstance(request, Listen):
                 return self._hand_over(request, await box.listen())
+            if isinstance(request, Save):
+                return Done(id=request.id, state=await box.save())
+            if isinstance(request, Restore):
+                await box.restore(request.state)
+                return Done(id=request.id)
             if isinstance(request, WriteFile):
                 await box.write_file(os.fsdecode(request.path), request.data)
                 return Done(id=request.id)

@@ -21,6 +21,9 @@ class Capture:
         self._limit = 0
         self._on_overflow: Callable[[], None] | None = None
         self.cut = False
+        self._mark = b""
+        self._held = b""
+        self.marked = asyncio.Event()
         self.read_fd, self.write_fd = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.read_fd, False)
 
@@ -29,6 +32,10 @@ class Capture:
         self._limit = limit_bytes
         self._on_overflow = on_overflow
         asyncio.get_running_loop().add_reader(self.read_fd, self._on_readable)
+
+    def expect(self, mark: bytes) -> None:
+        """Keep nothing from `mark` on, which sets `marked`."""
+        self._mark = mark
 
     def _on_readable(self) -> None:
         if not self._read_once():
@@ -44,6 +51,19 @@ class Capture:
         return bool(chunk) and not self.cut
 
     def _keep(self, chunk: bytes) -> None:
+        if self.marked.is_set():
+            return
+        if not self._mark:
+            self._keep_all(chunk)
+            return
+        before, found, _ = (self._held + chunk).partition(self._mark)
+        held = 0 if found else _overlap(before, self._mark)
+        self._held = before[len(before) - held :]
+        self._keep_all(before[: len(before) - held])
+        if found:
+            self.marked.set()
+
+    def _keep_all(self, chunk: bytes) -> None:
         kept = chunk[: self._limit - self._size]
         self._chunks.append(kept)
         self._size += len(kept)
@@ -66,16 +86,29 @@ class Capture:
         elif not self.cut:
             self._keep(chunk)
 
+    def discard(self) -> None:
+        """Read on, and keep nothing any more."""
+        self.cut = True
+        self.drain()
+
     def finish(self) -> bytes:
         """Everything kept, with what is in the pipe now; never waits."""
         while self._read_once():
             pass
+        held, self._held = self._held, b""
+        self._keep_all(held)
         return b"".join(self._chunks)
 
     def close(self) -> None:
         """Free the reading end; call once."""
         asyncio.get_running_loop().remove_reader(self.read_fd)
         os.close(self.read_fd)
+
+
+def _overlap(text: bytes, mark: bytes) -> int:
+    """How much of the end of `text` may be the beginning of `mark`."""
+    most = min(len(text), len(mark) - 1)
+    return next((n for n in range(most, 0, -1) if mark.startswith(text[len(text) - n :])), 0)
 
 
 def read_now(descriptor: int) -> bytes:

@@ -136,7 +136,7 @@ class KeptBox:
         cwd: str | None = None,
         keep: bool = False,
     ) -> ExecResult:
-        """Run a command; when it returns nothing of the command is alive.
+        """Run a command; unless `keep`, when it returns nothing of the command is alive.
 
         Commands of one box run one after another; files in `/work`, `/tmp` and `/dev/shm` stay. A
         program that cannot be found exits with 127. Never raises for what the program did, nor for
@@ -153,7 +153,7 @@ class KeptBox:
         check_argv(argv, env, cwd)
         check_limits(limits)
         check_enforced(limits, client.capabilities)
-        if keep:
+        if keep and Feature.BACKGROUND not in client.capabilities.features:
             raise _keeps_nothing(client)
         request = Exec(
             id=client.next_id(),
@@ -163,6 +163,7 @@ class KeptBox:
             env=_encoded(env),
             cwd=os.fsencode(cwd),
             limits=limits,
+            keep=keep,
         )
         try:
             if self._network is None:
@@ -258,9 +259,13 @@ class KeeperPool:
                 yield box
 
     @asynccontextmanager
-    async def _box_of(self, image: ImageRoot | None, policy: Policy) -> AsyncIterator[Sandbox]:
+    async def _box_of(
+        self, image: ImageRoot | None, policy: Policy, state: int = 0
+    ) -> AsyncIterator[KeptBox]:
         client = await asyncio.to_thread(self._live_client)
-        request = CreateBox(id=client.next_id(), proxy_port=PROXY_PORT if policy.allow else 0)
+        request = CreateBox(
+            id=client.next_id(), proxy_port=PROXY_PORT if policy.allow else 0, state=state
+        )
         if image is not None:
             root = str(image.root.resolve())
             self.check_root(image, policy)
@@ -271,7 +276,7 @@ class KeeperPool:
             made = await client.ask(request)
         except OSError as error:
             raise failure(f"a box could not be made: {error}") from error
-        box = KeptBox(client, made.box, self._network, policy, image)
+        box = self._wrap(client, made.box, policy, image)
         try:
             await box.open()
             yield box
@@ -280,6 +285,12 @@ class KeeperPool:
                 await self._destroy(client, made.box)
             finally:
                 await box.close()
+
+    def _wrap(
+        self, client: KeeperClient, number: int, policy: Policy, image: ImageRoot | None
+    ) -> KeptBox:
+        """A box that the keeper made, as its user sees it."""
+        return KeptBox(client, number, self._network, policy, image)
 
     async def _destroy(self, client: KeeperClient, number: int) -> None:
         """Also when cancelled, and then without waiting."""
@@ -314,7 +325,8 @@ class KeeperPool:
 def _keeps_nothing(client: KeeperClient) -> UserError:
     return UserError(
         f"the {client.capabilities.backend} sandbox ends every process with its command.",
-        fix="leave keep out, or choose the native sandbox",
+        fix="leave keep out, or use the native sandbox, or runc as root with CRIU 4 or later in "
+        "PATH",
     )
 
 

@@ -15,7 +15,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from burnish.core.boxes import ExecResult, Limits, Usage
@@ -85,8 +85,19 @@ class Command(NamedTuple):
 class Run:
     """One command from `go` to the end. Use once: `await Run(command, launch).result()`."""
 
-    def __init__(self, command: Command, launch: Launched) -> None:
-        """Prepare; the launch is ours from now on."""
+    def __init__(
+        self, command: Command, launch: Launched, reported: Awaitable[int | None] | None = None
+    ) -> None:
+        """Prepare; the launch is ours from now on.
+
+        Args:
+            command: what to run.
+            launch: where.
+            reported: gives the program's status when it ends before its box process does. Then the
+                launch is not ended, and the caller's again (`kept`). None: there is no such word.
+        """
+        self._reported = reported
+        self.kept = False
         self._command = command
         self._launch = launch
         self._trip = asyncio.Event()
@@ -95,6 +106,7 @@ class Run:
         self._before = command.group.counters() if command.group else Counters(None, 0, 0)
         self._pids_refused = 0
         self._peak_sampled = 0
+        self._status = 0
 
     async def result(self) -> ExecResult:
         """Run to the end. If cancelled, everything is dead before CancelledError goes on."""
@@ -105,10 +117,15 @@ class Run:
                 launch.go(command.stdin, command.script)
                 cause = await self._watch()
             finally:
-                wait_code, cpu_s = await uninterrupted(asyncio.ensure_future(launch.end()))
+                if not self.kept:
+                    ending = asyncio.ensure_future(launch.end())
+                    wait_code, cpu_s = await uninterrupted(ending)
+            if self.kept:
+                wait_code, cpu_s = self._status, 0.0
             return self._collect(cause, wait_code, cpu_s)
         finally:
-            launch.close()
+            if not self.kept:
+                launch.close()
 
     async def _watch(self) -> Cause | None:
         """Wait for the end or for a reason to end it."""
@@ -119,11 +136,12 @@ class Run:
         loop.add_reader(self._launch.started_fd, self._on_started)
         exited = asyncio.ensure_future(readable(os.pidfd_open(self._launch.monitor_pid)))
         tripped = asyncio.ensure_future(self._trip.wait())
+        reported = asyncio.ensure_future(self._reported or loop.create_future())
         try:
             while True:
                 left_s = self._deadline_s() - time.monotonic()
                 await asyncio.wait(
-                    (exited, tripped),
+                    (exited, tripped, reported),
                     timeout=max(0.0, min(_TICK_S, left_s)),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
@@ -131,13 +149,16 @@ class Run:
                     return None
                 if tripped.done():
                     return Cause.OUTPUT
+                if reported.done() and (status := reported.result()) is not None:
+                    self._status, self.kept = status, True
+                    return None
                 if cause := self._over_limit():
                     return cause
         finally:
             loop.remove_reader(self._launch.started_fd)
-            tripped.cancel()
-            exited.cancel()
-            await asyncio.wait((exited, tripped))
+            for waiting in (exited, tripped, reported):
+                waiting.cancel()
+            await asyncio.wait((exited, tripped, reported))
 
     def _on_started(self) -> None:
         asyncio.get_running_loop().remove_reader(self._launch.started_fd)

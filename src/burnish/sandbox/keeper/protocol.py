@@ -24,6 +24,8 @@ class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
     """User and group of its commands, where an image says so."""
     proxy_port: int = 0
     """Its commands get a socket there; 0: no network but the loopback."""
+    state: int = 0
+    """Number of the state that it goes on from; 0: an empty box."""
 
 
 class DestroyBox(Record, frozen=True, kw_only=True, tag="destroy"):
@@ -44,6 +46,8 @@ class Exec(Record, frozen=True, kw_only=True, tag="exec"):
     env: dict[str, bytes]
     cwd: bytes
     limits: Limits
+    keep: bool = False
+    """What it leaves behind lives on."""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -81,13 +85,37 @@ class ReadFile(Record, frozen=True, kw_only=True, tag="read"):
     limit_bytes: int
 
 
+class Save(Record, frozen=True, kw_only=True, tag="save"):
+    """Keep files and processes of a box as a state; answered by `Done` with its number."""
+
+    id: int
+    box: int
+
+
+class Restore(Record, frozen=True, kw_only=True, tag="restore"):
+    """Put a state into a box."""
+
+    id: int
+    box: int
+    state: int
+
+
+class Forget(Record, frozen=True, kw_only=True, tag="forget"):
+    """Free a state, if it is there."""
+
+    id: int
+    state: int
+
+
 class Cancel(Record, frozen=True, kw_only=True, tag="cancel"):
     """Abandon the request `id`. It is still answered."""
 
     id: int
 
 
-Request = CreateBox | DestroyBox | Exec | Listen | WriteFile | ReadFile | Cancel
+Request = (
+    CreateBox | DestroyBox | Exec | Listen | WriteFile | ReadFile | Save | Restore | Forget | Cancel
+)
 
 
 class Hello(Record, frozen=True, kw_only=True, tag="hello"):
@@ -106,6 +134,7 @@ class Done(Record, frozen=True, kw_only=True, tag="done"):
 
     id: int
     box: int = -1
+    state: int = 0
     data: bytes = b""
     result: ExecResult | None = None
     listening: bool = False

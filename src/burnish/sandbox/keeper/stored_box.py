@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
+from burnish.core.errors import UserError
 from burnish.sandbox import files
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.cgroup_files import BoxGroup
@@ -128,13 +129,39 @@ class StoredBox(ABC):
             launch = await self._take_launch()
             self._num_runs += 1
             await self._join(request.limits, launch)
-            result = await Run(self._command(argv, request), launch).result()
+            result = await self._finish(self._command(argv, request), launch, request)
             if self._group is not None:
                 self._group.left()
             if self._num_runs > 1:
                 # It was used again, so it is likely to be used once more.
                 self._warm = asyncio.create_task(self._start())
             return result
+
+    async def _finish(self, command: Command, launch: Launched, request: Exec) -> ExecResult:
+        """Run it in a process that is ours."""
+        assert not request.keep, "refused by the pool: nothing is kept here"
+        return await Run(command, launch).result()
+
+    async def save(self) -> int:
+        """Keep files and processes as a state.
+
+        Returns:
+            Its number.
+
+        Raises:
+            UserError: a process cannot be saved, or boxes of this keeper have no states.
+            OSError: no room.
+        """
+        raise _stateless()
+
+    async def restore(self, state: int) -> None:
+        """Go on from a state; if it fails all is as before.
+
+        Raises:
+            UserError: there is no such state, or boxes of this keeper have none.
+            OSError: it is damaged, or the host is out of something.
+        """
+        raise _stateless()
 
     async def _take_launch(self) -> Launched:
         """The process that was started ahead, or a new one."""
@@ -176,14 +203,19 @@ class StoredBox(ABC):
 
     async def destroy(self) -> None:
         """Free everything. No command runs any more."""
-        if self._warm is not None:
-            await _dispose(self._warm)
+        await self._cool_down()
         self._files.close()
         for _ in range(_REMOVAL_TRIES):
             # A control group stays busy for a moment after its last process was reaped.
             if self._group is None or self._group.remove():
                 return
             await asyncio.sleep(_REMOVAL_PAUSE_S)
+
+    async def _cool_down(self) -> None:
+        """End the process that was started ahead."""
+        warm, self._warm = self._warm, None
+        if warm is not None:
+            await _dispose(warm)
 
     async def _apply(self, limits: Limits) -> ExecResult | None:
         """Set the limits that belong to the box. A result if it is already beyond one."""
@@ -193,9 +225,8 @@ class StoredBox(ABC):
             if error.errno != errno.EINVAL:
                 raise
             return _refused(ExecStatus.DISK, "the box already holds more than its disk limits")
-        if mount_anew and self._warm is not None:
-            warm, self._warm = self._warm, None
-            await _dispose(warm)
+        if mount_anew:
+            await self._cool_down()
         if self._files.used_bytes() > limits.memory_bytes + limits.swap_bytes:
             return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
         if self._group is not None:
@@ -258,6 +289,14 @@ async def _end_unused(starting: asyncio.Task[Launched]) -> None:
         launch = starting.result()
         await launch.end()
         launch.close()
+
+
+def _stateless() -> UserError:
+    return UserError(
+        "boxes have no snapshots here.",
+        fix="use the native sandbox, or runc as root with CRIU 4 or later in PATH "
+        "(`burnish doctor` says what is missing)",
+    )
 
 
 def _refused(status: ExecStatus, message: str) -> ExecResult:

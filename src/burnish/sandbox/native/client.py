@@ -66,23 +66,23 @@ def machine_problem(number: int, stage: str) -> UserError:
 
 
 @contextlib.contextmanager
-def _program(command: Sequence[str]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _program(command: Sequence[str]) -> Iterator[tuple[Sequence[str], tuple[int, ...]]]:
     """What to run, and the descriptors that takes. See `detached_copy`; root owns more than boxes.
 
     The interpreter of the helper in Python cannot be copied: `launch.helper_command` chooses it.
     """
-    if len(command) > 1 or os.geteuid() == 0:
-        yield command[0], ()
+    if "--zygote" not in command or os.geteuid() == 0:
+        yield command, ()
         return
     try:
-        copy = detached_copy(command[0])
+        copy = detached_copy(command[-1])
     except OSError as error:
         raise UserError(
             f"the native sandbox cannot run its helper from memory: {error}.",
             fix="sudo sysctl -w vm.memfd_noexec=0",
         ) from error
     try:
-        yield f"/proc/self/fd/{copy}", (copy,)
+        yield (*command[:-1], f"/proc/self/fd/{copy}"), (copy,)
     finally:
         os.close(copy)
 
@@ -123,10 +123,9 @@ class Helper:
         self.fading = Fading()
         self._stderr = anonymous()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, _program(command) as (program, passed):
+        with theirs, _program(command) as (started, passed):
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                executable=program,
+                [*started, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), *passed),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -7,9 +7,11 @@ time, ends the box; it never hangs or misleads the owner.
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import struct
 
+from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.box_process import BoxProcess
 from burnish.sandbox.native.client import failure
@@ -25,7 +27,10 @@ _KILL = HEADER.pack(HEADER.size, Op.KILL, 0, 0)
 class Init:
     """Process 1 of one box."""
 
-    __slots__ = ("_next", "_process", "_socket", "dead", "fileno", "number", "pid", "upper_fd")
+    __slots__ = (
+        *("_next", "_process", "_socket", "_started", "dead", "fileno", "number", "pid", "trouble"),
+        "upper_fd",
+    )
 
     def __init__(self, number: int, pid: int, fds: tuple[int, ...]) -> None:
         """Take over control socket, pidfd and the directory `u`, in this order."""
@@ -37,6 +42,9 @@ class Init:
         self._socket.setblocking(False)
         self.fileno = control
         self.dead = False
+        self.trouble = "the box has ended"
+        """What happened, if it is dead."""
+        self._started = False
         self._next = 0
 
     def send(self, op: Op, body: bytes, fds: tuple[int, ...] = (), flags: int = 0) -> int:
@@ -55,8 +63,11 @@ class Init:
         try:
             self._socket.sendmsg((data,), control)
         except OSError as error:
+            what = f"the box does not answer: {error.strerror}"
+            if not self._started and self.receive() == b"":
+                what = self.trouble
             self.dead = True
-            raise failure(f"the box does not answer: {error.strerror}") from error
+            raise failure(what) from error
 
     def end_command(self) -> None:
         """Ask it to kill what runs."""
@@ -68,12 +79,80 @@ class Init:
 
         Descriptors that nobody asked for are dropped by the kernel.
         """
+        while True:
+            try:
+                data = self._receive()
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
+            if self._started or not data:
+                return data
+            try:
+                self._greet(data)
+            except (OSError, ClassifiedFailure) as error:
+                self.trouble = f"the box did not start: {error}"
+                return b""
+
+    def _receive(self) -> bytes:
         try:
             return self._socket.recv(_REPLY_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
+        except ConnectionResetError:
+            # It ended before it had read all, which is told before what it said last.
+            return self._socket.recv(_REPLY_BYTES)
+
+    def is_there(self) -> bool:
+        """Whether it has said that it is ready, or that it never will be."""
+        if self._started or self.fileno < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.fileno, select.POLLIN)
+        return bool(poll.poll(0))
+
+    async def ready(self) -> None:
+        """Wait until it has set itself up. Requests may be sent before.
+
+        Raises:
+            OSError: the host is out of something.
+            ClassifiedFailure: it ended, or said nonsense or nothing.
+        """
+        if self._started:
+            return
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self._readable()
+            self._greet(self._receive())
+        except TimeoutError as error:
+            self.kill()
+            raise failure("the box did not start in time") from error
+
+    def _greet(self, data: bytes) -> None:
+        """Judge its first message."""
+        if not data:
+            self.dead = True
+            raise failure("the box ended while it started")
+        try:
+            reply = wire.split(data)
+            problem = wire.read_error(reply)
+            if reply.id or (not problem and (reply.op != Op.READY or reply.body)):
+                raise BadReply(f"reply {reply.op} where READY was due")
+        except BadReply as error:
+            self.kill()
+            raise failure(f"the box broke the protocol: {error}") from error
+        if problem:
+            self.kill()
+            raise OSError(problem[0], f"{os.strerror(problem[0])} ({problem[1][:100]})")
+        self._started = True
+
+    def wrote(self) -> bool:
+        """Whether there is anything to freeze."""
+        with os.scandir(self.upper_fd) as entries:
+            return next(entries, None) is not None
+
+    def shared_files(self) -> int:
+        """The directory that was its /dev/shm, if that counts as disk; for the caller to close."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open("../s", flags, dir_fd=self.upper_fd)
 
     async def ask(self, op: Op, body: bytes, fds: tuple[int, ...] = ()) -> tuple[Reply, int]:
         """Send a request that takes no time to speak of; returns reply and descriptor (or -1).
@@ -83,6 +162,7 @@ class Init:
             ClassifiedFailure: it ended, answered nonsense or not at all.
         """
         number = self.send(op, body, fds)
+        await self.ready()
         try:
             async with asyncio.timeout(GRACE_S):
                 await self._readable()

@@ -15,18 +15,21 @@ from burnish.sandbox.native.protocol import VERSION
 from burnish.sandbox.native.wire import Hello
 
 FALLBACK = Path(__file__).parent / "fallback"
+_START = (sys.executable, "-I", "-S", "-B", str(FALLBACK))
 HelperKind = Literal["auto", "c", "python"]
 
 
 def helper_command(kind: HelperKind) -> tuple[str, ...]:
     """The helper's command line, to which the number of its socket is added.
 
+    Both begin in Python, which makes the place where boxes are built.
+
     Raises:
         UserError: the compiled one was asked for and is absent.
     """
     binary = None if kind == "python" else find_helper()
     if binary is not None:
-        return (str(binary),)
+        return (*_START, "--zygote", str(binary))
     if kind == "c":
         raise UserError(
             "the compiled helper of the native sandbox is not there.",

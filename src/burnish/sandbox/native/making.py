@@ -1,10 +1,12 @@
 """Boxes that are on their way."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import resolve
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.native.init import Init
@@ -38,6 +40,11 @@ class Making:
         """Of the box; 0 until it is there."""
         return self._outcome.number if isinstance(self._outcome, Init) else 0
 
+    @property
+    def is_there(self) -> bool:
+        """Whether commands would start at once."""
+        return isinstance(self._outcome, Init) and self._outcome.is_there()
+
     def settle(self, outcome: Init | Exception) -> None:
         """The helper has answered."""
         self.took_s = time.perf_counter() - self._begun_s
@@ -65,9 +72,21 @@ class Making:
         outcome = self._outcome
         if isinstance(outcome, Init):
             await self._station.gone(self._after)
+            if not self._station.proven:
+                await self._prove(outcome)
             return outcome
         assert outcome is not None
         raise outcome
+
+    async def _prove(self, init: Init) -> None:
+        """Where boxes have started, commands need not wait for the init to be there."""
+        try:
+            await init.ready()
+        except (OSError, ClassifiedFailure) as error:
+            self._outcome = error
+            with contextlib.suppress(ClassifiedFailure):
+                await self._station.ended(init)
+            raise
 
     def abandon(self) -> None:
         """Nobody wants it: it ends, now or when it comes to life."""

@@ -16,30 +16,31 @@ owner -> helper
               Root: ids 0..num_ids-1 of the box are uid_first.. and gid_first.. outside. An ordinary
               user: id 0 is the user, and 1..num_ids-1 are uid_first.. and gid_first.. through
               newuidmap and newgidmap, which need num_ids-1 subordinate ids; num_ids = 1: 0 only.
-    CREATE    u32 box, u64 disk_bytes, u32 num_inodes, u64 shm_bytes, n * layer (u32; lowest first)
+    CREATE    u64 disk_bytes, u32 num_inodes, u64 shm_bytes, u32 processor, n * layer (u32; lowest
+              first)
               [cgroup.procs files; or one directory with CREATE_INTO_CGROUP; and last, with
               CREATE_UPPER, a disk]
-              `shm_bytes` 0: /dev/shm is a directory beside `u` in the tmpfs of the box, so that it
-              counts within disk_bytes; FREEZE empties it. Else a tmpfs of its own of that size.
-              -> CREATED u32 pid [control socket of the init, pidfd, directory `u`], or ERROR
-              shm_bytes 0: `/dev/shm` is a part of disk_bytes. disk_bytes and num_inodes are not 0.
+              `shm_bytes` 0: /dev/shm is a directory `s` beside `u` in the box's file system, and so
+              counts within disk_bytes. Else a tmpfs of its own of that size.
+              -> CREATED u32 box, u32 pid [control socket of the init, pidfd, directory `u`], or
+              ERROR. The init, which may be starting still, then says READY, or ERROR and ends; what
+              is sent to it meanwhile waits. disk_bytes and num_inodes are not 0.
+              Boxes and layers have numbers from one range, which the helper chooses. They are free
+              again after the DONE of DESTROY.
               The disk: a mount (fsmount, attached nowhere) of a file system that holds no `u`, `w`
               or `s`, keeps extended attributes `user.*`, and whose top belongs to the helper's
               root. It takes the place of the tmpfs, so that its own size is the limit: the two
               sizes are ignored, RESIZE is ERROR EOPNOTSUPP. Helpers of ordinary users: ERROR EPERM.
               It is unmounted when helper, box and owner hold no descriptor of it: who keeps one
-              till after the DONE of DESTROY or DROP pays for that, and not the helper.
-    FREEZE    u32 box, u32 layer
-              End the box; its upper becomes `layer`. -> DONE. If the upper is empty: ERROR ENODATA,
-              and the box lives on with the processes that it has. After DONE the number is free.
-              With FREEZE_EARLY: DONE as soon as nothing can change the layer; DIED follows when no
-              process is left, unless it had come before, and then the number is free.
-    DESTROY   u32 box. -> DONE when no process of it is left. A CREATE under way: ERROR ECANCELED.
-    DROP      u32 layer. Boxes that use it keep it. -> DONE
-    NEWLAYER  u32 layer, u64 size_bytes, u32 num_inodes
+              till after the DONE of DESTROY pays for that, and not the helper.
+    FREEZE    u32 box. End the box; what it wrote becomes the layer of that number.
+              -> DONE as soon as nothing can change the layer. DIED follows when no process is left,
+              unless it had come before.
+    DESTROY   u32 box or layer. -> DONE when no process of it is left. Boxes keep what they use.
+    NEWLAYER  u64 size_bytes, u32 num_inodes
               [a disk as in CREATE, with NEWLAYER_UPPER]
-              -> DONE [directory `u`], which the owner may fill
-    LAYERFD   u32 layer. -> DONE [directory `u`]
+              -> DONE u32 layer [directory `u`], which the owner may fill
+    LAYERFD   u32 layer. -> DONE u32 layer [directory `u`]
     RESIZE    u32 box, u64 disk_bytes, u32 num_inodes. -> DONE, or ERROR EINVAL if more is in use
 
 helper -> owner
@@ -49,8 +50,10 @@ helper -> owner
 
 owner -> init
     EXEC      u64 wall_us (0: none), u32 uid, u32 gid, n * rlimit (u32 resource, u64 soft, u64
-              hard), str cwd, n * argument (str), n * variable (str "NAME=value")
+              hard), str cwd, n * file (str), n * argument (str), n * variable (str "NAME=value")
               [stdin, stdout, stderr]
+              The program is the first of the files that there is. Limits that the init may not set,
+              as its own are lower, are left as they are.
               With EXEC_IN_FILE all after the header is in a 4th descriptor (a memfd) instead.
               -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead. At
               wall_us all is killed, also what earlier commands kept. EXEC, PUT and GET while a
@@ -65,8 +68,8 @@ owner -> init
     GET       u64 limit_bytes, str path [file to write to]
               By job_uid of HELLO, with its powers where CREATE_PACKAGES gave them.
               -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)
-    PYTHON    the body of EXEC, then u32 kind (`PythonKind`), u32 options (`PythonOption`),
-              str source
+    PYTHON    the body of EXEC, without files, then u32 kind (`PythonKind`), u32 options
+              (`PythonOption`), str source
               [stdin, stdout, stderr]
               As EXEC, in an interpreter that already runs, with its modules imported. `source` is
               code, a path or a module's name; the arguments are sys.argv[1:]. Only boxes whose
@@ -74,6 +77,7 @@ owner -> init
     LISTEN    u16 port. On 127.0.0.1 in the box's network. -> DONE [listening socket], or ERROR
 
 init -> owner
+    READY     First; id 0. Or ERROR, id 0, and the end: it could not set itself up.
     EXITED    u32 ending (`Ending`), i32 code (exit status, signal or errno), u64 wall_us,
               u64 user_us, u64 system_us, u64 max_rss_bytes
 """
@@ -81,7 +85,7 @@ init -> owner
 import struct
 from enum import IntEnum, IntFlag
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE_BYTES = 128 * 2**10
 """Longer commands go through EXEC_IN_FILE."""
 MAX_LAYERS = 16
@@ -98,10 +102,9 @@ class Op(IntEnum):
     CREATE = 2
     FREEZE = 3
     DESTROY = 4
-    DROP = 5
-    NEWLAYER = 6
-    LAYERFD = 7
-    RESIZE = 8
+    NEWLAYER = 5
+    LAYERFD = 6
+    RESIZE = 7
     EXEC = 32
     KILL = 33
     PUT = 34
@@ -122,15 +125,13 @@ class Flag(IntFlag):
     CREATE_INTO_CGROUP = 1
     """The one descriptor is a cgroup v2 directory for `clone3(CLONE_INTO_CGROUP)`."""
     CREATE_DETERMINISTIC = 2
-    """No address randomisation, one processor."""
+    """No address randomisation, and only `processor`."""
     CREATE_PACKAGES = 4
     """Keep the capabilities of `Privileges.PACKAGES` in the bounding set."""
     CREATE_UPPER = 8
     """The last descriptor is the box's writable file system."""
     NEWLAYER_UPPER = 8
     """The descriptor is the layer's file system."""
-    FREEZE_EARLY = 1
-    """Do not wait for the end of processes that can write nothing any more."""
     EXEC_KEEP = 1
     """Leave what the program started alive."""
     EXEC_IN_FILE = 2

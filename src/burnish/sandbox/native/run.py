@@ -28,6 +28,8 @@ from burnish.sandbox.outcome import Cause, Seen, judge
 # Watching two pipes costs 80 us, and with all processors busy most commands still end before this.
 _FIRST_LOOK_S = 0.005
 _CHUNK_BYTES = 64 * 2**10
+# With less than that left ext4 refuses a new file, which takes a block for its map as well.
+_NEW_FILE_BLOCKS = 4
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR)
 # What a file, its interpreter or the command line can do to execve and chdir; all else is ours.
 _NO_PROGRAM = frozenset(
@@ -185,7 +187,7 @@ class Run:
             return
         if not data:
             self._init.dead = True
-            self._give_up("the box has ended")
+            self._give_up(self._init.trouble)
             return
         try:
             self._exited = wire.read_exited(data, self._number)
@@ -285,7 +287,7 @@ class Run:
 
     def _disk_full(self) -> bool:
         room = self._init.room()
-        return room.f_bavail == 0 or room.f_favail == 0
+        return room.f_bavail < _NEW_FILE_BLOCKS or room.f_favail == 0
 
     def _collect_dead(self, stdout: bytes, stderr: bytes) -> ExecResult:
         """Process 1 is gone. If the memory limit did that, it is the program's doing."""

@@ -2,17 +2,14 @@
 
 import asyncio
 import contextlib
-import errno
 import itertools
 import os
-import threading
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from burnish.core.boxes import Policy, Privileges
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.sandbox.cancellation import resolve
+from burnish.sandbox.cancellation import resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.images.running import ImageUser
@@ -25,11 +22,11 @@ from burnish.sandbox.native.groups import Groups
 from burnish.sandbox.native.identities import Identities
 from burnish.sandbox.native.image_settings import image_problem, is_machines
 from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.kept_layers import KeptLayers
 from burnish.sandbox.native.layer_files import LayerFiles
 from burnish.sandbox.native.making import Making
-from burnish.sandbox.native.protocol import Flag, Op
+from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.templates import Template, host_pid
-from burnish.sandbox.state.layers import LayerTable
 
 _MEMBER = os.O_WRONLY | os.O_CLOEXEC
 
@@ -64,7 +61,7 @@ class _Wanted(NamedTuple):
     disk: int | None
 
 
-class Station:
+class Station(KeptLayers):
     """Makes and ends boxes of one image with one helper. Usable from any thread and loop."""
 
     def __init__(
@@ -81,7 +78,7 @@ class Station:
 
         With `disks`, that is where boxes write.
         """
-        self.helper = helper
+        super().__init__(helper, disks)
         self.image = image
         self.template = template
         self.ids = ids
@@ -90,11 +87,9 @@ class Station:
         self.groups = groups
         self.proven = False
         """There was a box: what fails from now on is not the image."""
-        self.disks = disks
         self.census = Census(in_memory=disks is None)
-        self.layers = LayerTable()
-        self.layers_lock = threading.RLock()
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count()
+        self._processors = sorted(os.sched_getaffinity(0))
 
     @property
     def alive(self) -> bool:
@@ -166,7 +161,6 @@ class Station:
         return making
 
     def _create(self, wanted: _Wanted, settle: Callable[[Init | Exception], None]) -> None:
-        number = next(self._numbers)
         group, disk = wanted.group, wanted.disk
         try:
             entry = self._entry(group)
@@ -180,9 +174,9 @@ class Station:
                 os.close(descriptor)
             if group is not None:
                 group.entered()
-            made = self._made(number, answer)
+            made = self._made(answer)
             if self.disks is not None and disk is not None and isinstance(made, Init):
-                self.disks.is_of_box(number, disk)
+                self.disks.is_of_box(made.number, disk)
             else:
                 self.unused(disk)
             settle(made)
@@ -197,18 +191,22 @@ class Station:
         # No layer of the stack may be dropped before the helper has read it.
         with self.layers_lock:
             try:
-                stack = self.layers.stack(wanted.hold) if wanted.hold is not None else ()
+                layers = self.numbers(wanted.hold) if wanted.hold is not None else ()
             except ValueError:
                 # Whoever wanted it has given up while its disk was made.
                 on_answer(None)
                 return
-            body = wire.create_body(number, *wanted.room, stack)
+            body = wire.create_body(*wanted.room, self._processor(), layers)
             self.helper.submit(Op.CREATE, body, on_answer, flags=flags, fds=fds)
 
     def unused(self, disk: int | None) -> None:
         """Nobody will write to a disk that was made, if one was."""
         if self.disks is not None and disk is not None:
             self.disks.unused(disk)
+
+    def _processor(self) -> int:
+        """Of a deterministic box: they take turns."""
+        return self._processors[next(self._numbers) % len(self._processors)]
 
     def _entry(self, group: BoxGroup | None) -> _Entry:
         """How a process gets into a group."""
@@ -220,10 +218,10 @@ class Station:
             return _Entry(opened, opened, False)
         return _Entry(group.entry_fds(), (), group.into_directory)
 
-    def _made(self, number: int, answer: Answer | None) -> Init | Exception:
+    def _made(self, answer: Answer | None) -> Init | Exception:
         try:
             reply, fds = self.helper.checked(answer)
-            (pid,) = wire.read_numbers(reply, Op.CREATED, "I")
+            number, pid = wire.read_numbers(reply, Op.CREATED, "II")
         except OSError as error:
             return error
         except wire.BadReply as error:
@@ -236,7 +234,6 @@ class Station:
     def end(self, init: Init, on_ended: Callable[[], None]) -> None:
         """End a box; `on_ended` is called, in any thread, when no process of it is left."""
         number = init.number
-        init.close()
 
         def on_answer(answer: Answer | None) -> None:
             self.helper.died.pop(number, None)
@@ -245,6 +242,7 @@ class Station:
             on_ended()
 
         self.helper.submit(Op.DESTROY, wire.numbers_body("I", number), on_answer)
+        init.close()
 
     async def ended(self, init: Init) -> None:
         """End a box and wait for it.
@@ -275,6 +273,9 @@ class Station:
             OSError: the helper said so.
             ClassifiedFailure: the helper has ended, or the disk has lost something.
         """
+        if not init.wrote():
+            return False
+        await _forget_shared(init)
         if self.disks is not None:
             # Most of it here, where no other box of the helper has to wait.
             await write_out(init.upper_fd)
@@ -291,24 +292,19 @@ class Station:
                 else:
                     if self.disks is not None:
                         self.disks.becomes_layer(init.number, layer)
+                    self.learn(layer, init.number)
                     self._push(hold, layer)
             if failed:
                 self.helper.fading.ended(init.number)
             resolve(future, answer)
 
-        body = wire.numbers_body("II", init.number, layer)
         self.helper.fading.add(init.number)
         if init.number in self.helper.died:
             self.helper.fading.ended(init.number)
-        self.helper.submit(Op.FREEZE, body, on_answer, flags=Flag.FREEZE_EARLY)
+        self.helper.submit(Op.FREEZE, wire.numbers_body("I", init.number), on_answer)
         with self.helper.watching():
             answer = await future
-        try:
-            self.helper.checked(answer)
-        except OSError as error:
-            if error.errno == errno.ENODATA:
-                return False
-            raise
+        self.helper.checked(answer)
         self.helper.died.pop(init.number, None)
         if self.disks is not None:
             self.disks.complete(os.dup(init.upper_fd))
@@ -334,59 +330,21 @@ class Station:
         body = wire.numbers_body("IQI", init.number, room.disk_bytes, room.num_inodes)
         await self.helper.ask(Op.RESIZE, body)
 
-    async def new_layer(self, layer: int, size_bytes: int, num_inodes: int) -> int:
-        """An empty layer; returns its directory, for the caller to fill and close."""
-        body = wire.numbers_body("IQI", layer, size_bytes, num_inodes)
-        if self.disks is None:
-            return _one_fd(await self.helper.ask(Op.NEWLAYER, body))
-        disk = await self.disks.made(size_bytes, num_inodes)
-        # Before anybody can drop it.
-        self.disks.is_of_layer(layer, disk)
-        flags = Flag.NEWLAYER_UPPER
-        return _one_fd(await self.helper.ask(Op.NEWLAYER, body, flags=flags, fds=(disk,)))
 
-    async def complete(self, folder: int) -> None:
-        """A new layer has been filled through this descriptor.
+async def _forget_shared(init: Init) -> None:
+    """Shared memory is no part of a snapshot."""
+    try:
+        folder = init.shared_files()
+    except OSError:
+        return  # the box has closed it to us: the layer only takes more room
 
-        Raises:
-            ClassifiedFailure: the disk has lost something.
-        """
-        if self.disks is not None:
-            await write_out(folder)
-            self.disks.complete(os.dup(folder))
+    def empty() -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=folder)
 
-    async def layer_fd(self, layer: int) -> int:
-        """The directory of a layer; the caller closes it."""
-        return _one_fd(await self.helper.ask(Op.LAYERFD, wire.numbers_body("I", layer)))
-
-    def drop(self, layers: list[int]) -> None:
-        """Nobody needs them any more."""
-        for layer in layers:
-            self.helper.submit(
-                Op.DROP, wire.numbers_body("I", layer), partial(self._dropped, layer)
-            )
-
-    def _dropped(self, layer: int, answer: Answer | None) -> None:
-        if self.disks is not None:
-            self.disks.end_layer(layer)
-
-    def hold(self, stack_of: int | None = None) -> int:
-        """A new hold in the layer table, on nothing or on what another hold stands for."""
-        with self.layers_lock:
-            return self.layers.acquire() if stack_of is None else self.layers.fork(stack_of)
-
-    def let_go(self, hold: int) -> None:
-        """End a hold."""
-        with self.layers_lock, contextlib.suppress(ValueError):
-            self.drop(self.layers.release(hold))
-
-    def stack(self, hold: int) -> tuple[int, ...]:
-        """Layers of a hold, lowest first."""
-        with self.layers_lock:
-            return self.layers.stack(hold)
-
-
-def _one_fd(answer: Answer) -> int:
-    if len(answer.fds) != 1:
-        raise failure("the helper answered without the directory that was asked for")
-    return answer.fds[0]
+    try:
+        if names := os.listdir(folder):
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(empty)))
+    finally:
+        os.close(folder)

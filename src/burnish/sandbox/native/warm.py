@@ -34,7 +34,7 @@ class WarmBoxes:
             kept = [(station, boxes) for (station, _), boxes in self._ready.items()]
         for station, _ in kept:
             station.helper.poll()
-        return sum(making.number > 0 for _, boxes in kept for making in list(boxes))
+        return sum(making.is_there for _, boxes in kept for making in list(boxes))
 
     def take(self, key: Key) -> Making | None:
         """One that is ready or on its way, oldest first."""

@@ -3,6 +3,7 @@
 Replies of an init come out of a box, so of hostile code: every field is checked.
 """
 
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -21,12 +22,14 @@ from burnish.sandbox.native.protocol import (
 REPLY_BYTES = 4096
 """No reply is longer; a longer one is cut by the receiver and then refused."""
 _COUNT = struct.Struct("<I")
-_CREATE = struct.Struct("<IQIQ")
+_CREATE = struct.Struct("<QIQI")
 _EXEC = struct.Struct("<QII")
 _LIMIT = struct.Struct("<IQQ")
 _EXITED = struct.Struct(f"{HEADER.format}IiQQQQ")
 _MAX_U64 = 2**64 - 1
 _MAX_ERRNO = 4095
+_MAX_PATH_BYTES = 4096
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _CODES = {
     Ending.EXITED: range(256),
     Ending.SIGNALED: range(1, 65),
@@ -102,10 +105,11 @@ def hello_body(hello: Hello) -> bytes:
 
 
 def create_body(
-    box: int, disk_bytes: int, num_inodes: int, shm_bytes: int, layers: Sequence[int]
+    disk_bytes: int, num_inodes: int, shm_bytes: int, processor: int, layers: Sequence[int]
 ) -> bytes:
     """Of CREATE; layers lowest first."""
-    return _CREATE.pack(box, disk_bytes, num_inodes, shm_bytes) + _list(map(_COUNT.pack, layers))
+    numbers = _CREATE.pack(disk_bytes, num_inodes, shm_bytes, processor)
+    return numbers + _list(map(_COUNT.pack, layers))
 
 
 def numbers_body(kinds: str, *numbers: int) -> bytes:
@@ -144,18 +148,18 @@ class Job(NamedTuple):
 def exec_body(job: Job) -> bytes:
     """Of EXEC or PYTHON. Later variables take the place of earlier ones of the same name."""
     argv = job.argv if job.python is None else job.argv[1:]
+    variables, path = _base_environment(job.base_env)
+    if job.env:
+        variables, path = _environment(tuple({**dict(job.base_env), **job.env}.items()))
     parts = [
         _EXEC.pack(job.wall_us, job.uid, job.gid),
         _limits(job.rlimits),
         _text(job.cwd),
+        _files(job.argv[0] if job.python is None else None, path),
         _COUNT.pack(len(argv)),
         *map(_text, argv),
+        variables,
     ]
-    if job.env:
-        merged = {**dict(job.base_env), **job.env}
-        parts.append(_variables(tuple(merged.items())))
-    else:
-        parts.append(_base_variables(job.base_env))
     if job.python is not None:
         kind, options, source = job.python
         parts += struct.pack("<III", kind, options, len(source)), source
@@ -167,11 +171,26 @@ def _limits(entries: tuple[tuple[int, int, int], ...]) -> bytes:
     return _list(_LIMIT.pack(which, soft, hard) for which, soft, hard in entries)
 
 
-def _variables(entries: tuple[tuple[str, str], ...]) -> bytes:
-    return _list(_text(f"{name}={value}") for name, value in entries)
+def program_files(name: str, path: str | None) -> tuple[str, ...]:
+    """Where a program may be, by the PATH of its job."""
+    if "/" in name or not name:
+        return (name,)
+    folders = (_DEFAULT_PATH if path is None else path).split(":")
+    files = (f"{folder}/{name}" if folder else name for folder in folders)
+    return tuple(file for file in files if len(os.fsencode(file)) < _MAX_PATH_BYTES)
 
 
-_base_variables = lru_cache(maxsize=64)(_variables)
+@lru_cache(maxsize=256)
+def _files(name: str | None, path: str | None) -> bytes:
+    return _list(map(_text, program_files(name, path) if name is not None else ()))
+
+
+def _environment(entries: tuple[tuple[str, str], ...]) -> tuple[bytes, str | None]:
+    """Variables as bytes, and what PATH is."""
+    return _list(_text(f"{name}={value}") for name, value in entries), dict(entries).get("PATH")
+
+
+_base_environment = lru_cache(maxsize=64)(_environment)
 
 
 def _list(items: Iterable[bytes]) -> bytes:

@@ -13,6 +13,7 @@ from burnish.sandbox.keeper.namespace import unmount
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.keeper.stored_box import StoredBox
 from burnish.sandbox.oci.bundle import HostRoot, make_image_root, write_bundle
+from burnish.sandbox.oci.checkpoint import Checkpoints
 from burnish.sandbox.oci.hierarchies import remove_group
 from burnish.sandbox.oci.launch import OciLaunch, Plan
 from burnish.sandbox.oci.launcher import launcher_script
@@ -48,6 +49,8 @@ class OciHost(NamedTuple):
     """Set exactly when `controllers` is."""
     helpers: set[int]
     """Pids of the keeper's children other than strays."""
+    checkpoints: Checkpoints | None = None
+    """Where processes are saved, if they can be."""
 
 
 class OciBox(StoredBox):
@@ -103,6 +106,9 @@ class OciBox(StoredBox):
 
     def _launch(self) -> OciLaunch:
         number, self._num_launches = self._num_launches, self._num_launches + 1
+        return OciLaunch(self._plan(), self._private / f"run-{number}")
+
+    def _plan(self) -> Plan:
         group, attacher = self._group, self._host.attacher
         whole = self._host.runtime.counted_whole
 
@@ -111,7 +117,7 @@ class OciBox(StoredBox):
             assert attacher is not None
             await attacher.attach(pid, group.attach_files())
 
-        plan = Plan(
+        return Plan(
             write_bundle=self._write_bundle,
             attach=attach if group is not None and not whole else None,
             attach_runtime=group.attach_files() if group is not None and whole else (),
@@ -121,19 +127,23 @@ class OciBox(StoredBox):
             relayed=bool(self._relay_port),
             remove=self._remove_command if self._host.runtime.is_engine else None,
         )
-        return OciLaunch(plan, self._private / f"run-{number}")
 
-    def _write_bundle(self, bundle: Path) -> list[str]:
+    def _criu_config(self) -> Path | None:
+        """Settings of the CRIU that may save the container; None: none does."""
+        return None
+
+    def _write_bundle(self, bundle: Path, storage: Path | None = None) -> list[str]:
         """Returns the runtime's command line."""
         host, relayed = self._host, bool(self._relay_port)
         spec = write_bundle(
             bundle,
             runtime=host.runtime,
             root=self._root._replace(binds=(*self._root.binds, *host.always_binds)),
-            storage=self._storage,
+            storage=storage or self._storage,
             users=self._users,
             cgroups_path=self._cgroups_path(bundle),
             relay_port=self._relay_port,
+            criu_config=self._criu_config(),
         )
         box = self._container(bundle)
         if host.runtime.is_engine:

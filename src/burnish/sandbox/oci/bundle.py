@@ -13,7 +13,7 @@ from burnish.sandbox.host_view import GROUP, PASSWD, HostPath
 from burnish.sandbox.keeper.namespace import bind, mount_overlay, mount_plain_tmpfs
 from burnish.sandbox.network.relay import relay_source
 from burnish.sandbox.oci.filter import oci_filter, plain_filter
-from burnish.sandbox.oci.launcher import INBOX, NET, RELAY, launcher
+from burnish.sandbox.oci.launcher import ENDED, INBOX, NET, RELAY, launcher
 from burnish.sandbox.oci.podman import SECCOMP_FILE, add_mount_points
 from burnish.sandbox.oci.runtime import FilterForm, Runtime
 from burnish.sandbox.oci.spec import Bind, BoxSpec, build_spec
@@ -22,6 +22,7 @@ from burnish.sandbox.seccomp import build_filter
 
 _MOUNT_POINTS = ("proc", "dev", "dev/shm", "work", "tmp", "etc", "run", "run/box", "run/net")
 _ROOT_BYTES = 2**20
+_CRIU_ANNOTATION = "org.criu.config"
 _BPF_ANNOTATION = "run.oci.seccomp_bpf_data"
 
 
@@ -117,8 +118,11 @@ def write_bundle(
     users: BoxUsers,
     cgroups_path: str | None,
     relay_port: int,
+    criu_config: Path | None = None,
 ) -> BoxSpec:
     """What a runtime reads, and an inbox; unless `relay_port` is 0 a relay and its place.
+
+    With `criu_config` the program may be kept, and saved by a CRIU with these settings.
 
     Returns:
         What the box is.
@@ -132,8 +136,14 @@ def write_bundle(
         (net / RELAY).write_bytes(relay_source())
         binds = (*binds, Bind(source=str(net), destination=NET))
     (bundle / "state").mkdir(mode=0o711)
+    annotations = {}
+    if criu_config is not None:
+        os.mkfifo(inbox / ENDED)
+        os.chmod(inbox / ENDED, 0o602)  # users of the box are others on the host
+        annotations[_CRIU_ANNOTATION] = str(criu_config)
     # A runtime that does not know the annotation uses the section.
-    as_bytes = runtime.filter_form is FilterForm.BYTES
+    if runtime.filter_form is FilterForm.BYTES:
+        annotations[_BPF_ANNOTATION] = base64.b64encode(build_filter()).decode()
     plain = runtime.filter_form is FilterForm.PLAIN_NAMES
     box = BoxSpec(
         root=str(root.path),
@@ -145,9 +155,7 @@ def write_bundle(
         binds=binds,
         seccomp=plain_filter() if plain else oci_filter(),
         cgroups_path=cgroups_path,
-        annotations={_BPF_ANNOTATION: base64.b64encode(build_filter()).decode()}
-        if as_bytes
-        else {},
+        annotations=annotations,
     )
     if runtime.is_engine:
         assert box.seccomp is not None

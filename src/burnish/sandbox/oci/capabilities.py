@@ -3,7 +3,7 @@
 from burnish.core.boxes import Capabilities, Feature
 from burnish.sandbox.cgroup import Controllers
 from burnish.sandbox.keeper.capabilities import enforced, group_notes
-from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime
+from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime, RuntimeName
 from burnish.sandbox.oci.users import BoxUsers
 
 # It reads ahead and from the host's cache whatever programs ask for, so that nobody could tell.
@@ -25,8 +25,17 @@ def describe(
     *,
     rootless: bool,
     has_network: bool,
+    without_processes: str = "",
 ) -> Capabilities:
-    """What was found."""
+    """What was found.
+
+    `without_processes` says why this runtime, which could, does not save processes.
+    """
+    features = {Feature.IMAGES}
+    if has_network:
+        features.add(Feature.ALLOW_LIST)
+    if runtime.name is RuntimeName.RUNC and not without_processes:
+        features |= {Feature.BACKGROUND, Feature.PROCESSES}
     notes = [*_kernel_notes(runtime), *group_notes(exact)]
     if rootless:
         notes.append("not root: boxes run as your own user id, in their own namespaces")
@@ -42,11 +51,13 @@ def describe(
             )
     if runtime.has_own_network:
         notes.append(_RELAY_NOTE if has_network else _NO_RELAY_NOTE)
+    if without_processes:
+        notes.append(f"no processes are kept, nor part of snapshots: {without_processes}")
     return Capabilities(
         backend=runtime.backend,
         enforces=enforced(exact) - (_NOT_GVISORS if runtime.counted_whole else frozenset()),
         isolation=runtime.isolation,
-        features=frozenset({Feature.IMAGES, *([Feature.ALLOW_LIST] if has_network else [])}),
+        features=frozenset(features),
         seccomp=True,
         notes=tuple(notes),
     )

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from burnish.core.boxes import Capabilities, ExecResult, Limits
-from burnish.core.errors import UserError
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Limits
+from burnish.core.errors import UserError, one_line
 from burnish.sandbox.commands import WORK
 from burnish.sandbox.engine.options import make_covers
 from burnish.sandbox.host_view import OWN_PACKAGE, hidden_paths, namespace_fix, system_paths
@@ -21,11 +21,14 @@ from burnish.sandbox.network.base import PROXY_PORT
 from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.bundle import make_host_root
 from burnish.sandbox.oci.capabilities import describe
+from burnish.sandbox.oci.checkpoint import Checkpoints
 from burnish.sandbox.oci.hierarchies import Groups, remove_group, settle
 from burnish.sandbox.oci.podman import make_store
-from burnish.sandbox.oci.runtime import Runtime, find_runtime
+from burnish.sandbox.oci.process_box import ProcessBox
+from burnish.sandbox.oci.runtime import Runtime, RuntimeName, find_runtime
 from burnish.sandbox.oci.selftest import SELF_TEST, check_self_test
 from burnish.sandbox.oci.users import BoxUsers, box_users
+from burnish.sandbox.session.criu import CriuProbe, criu_probe
 
 _BUNDLES_BYTES = 2**30
 """Room for the inputs of all commands that wait or run at once."""
@@ -40,6 +43,8 @@ class Ground(NamedTuple):
     groups: Groups
     privileged: bool
     """We are root outside any namespace of ours."""
+    criu: CriuProbe | None = None
+    """What was found, where the runtime can make use of it."""
 
 
 def enter_host(name: str, *, use_control_groups: bool) -> Ground:
@@ -51,6 +56,7 @@ def enter_host(name: str, *, use_control_groups: bool) -> Ground:
         UserError: names what is missing and the fix.
     """
     runtime = find_runtime(name)
+    criu = criu_probe() if runtime.name is RuntimeName.RUNC else None
     privileged = enter()
     base = make_base()
     (base / "boxes").mkdir(mode=0o711)
@@ -60,7 +66,7 @@ def enter_host(name: str, *, use_control_groups: bool) -> Ground:
     groups = settle(
         base, runtime.name, privileged=privileged, use_control_groups=use_control_groups
     )
-    return Ground(runtime, base, groups, privileged)
+    return Ground(runtime, base, groups, privileged, criu)
 
 
 async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, Capabilities]:
@@ -69,7 +75,7 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
     Raises:
         UserError: names what is missing and the fix.
     """
-    runtime, base, groups, privileged = ground
+    runtime, base, groups, privileged, criu = ground
     system = system_paths()
     attacher = Attacher() if groups.controllers else None
     host = OciHost(
@@ -93,11 +99,17 @@ async def inspect_host(ground: Ground, *, with_network: bool) -> tuple[OciHost, 
     try:
         await _self_test(host, users)
         has_network = with_network and await _network_test(host, users)
+        host, without = await _with_checkpoints(host, users, criu)
     except BaseException:
         close_host(host)
         raise
     found = describe(
-        runtime, groups.controllers, users, rootless=not privileged, has_network=has_network
+        runtime,
+        groups.controllers,
+        users,
+        rootless=not privileged,
+        has_network=has_network,
+        without_processes=without,
     )
     return host, found
 
@@ -110,6 +122,37 @@ def close_host(host: OciHost) -> None:
         host.controllers.close()
     if host.cgroups_path is not None:
         remove_group(host.cgroups_path)
+
+
+async def _with_checkpoints(
+    host: OciHost, users: BoxUsers, criu: CriuProbe | None
+) -> tuple[OciHost, str]:
+    """With them, if a process of a box comes back; else why not, where that can be changed."""
+    if criu is None:
+        return host, ""
+    if not criu.usable:
+        return host, f"{criu.detail}; {criu.fix}"
+    exact = host.controllers
+    if host.rootless or not (exact and exact.memory and exact.pids):
+        return host, "it takes root and control groups for memory and pids"
+    made = Checkpoints(host.base, criu.path, host.runtime.path, host.helpers)
+    able = host._replace(checkpoints=made)
+    box = ProcessBox(able, "criu-test", users, "")
+    argv = ("sh", "-c", "sleep 1000 </dev/null >/dev/null 2>&1 &")
+    where = os.fsencode(WORK)
+    request = Exec(id=0, box=0, argv=(), stdin=b"", env={}, cwd=where, limits=Limits(), keep=True)
+    try:
+        ran = await asyncio.wait_for(box.run(argv, request), _SELF_TEST_DEADLINE_S)
+        if ran.status is not ExecStatus.OK:
+            raise OSError(0, ran.message or ran.stderr.decode("utf-8", "replace")[:200])
+        made.forget(await box.save())
+    except (OSError, UserError, TimeoutError) as error:
+        made.close()
+        return host, f"{criu.detail}, but not a container: {one_line(error)}"
+    finally:
+        with contextlib.suppress(OSError):
+            await box.destroy()
+    return able, ""
 
 
 async def _network_test(host: OciHost, users: BoxUsers) -> bool:

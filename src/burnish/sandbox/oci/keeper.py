@@ -14,6 +14,7 @@ from burnish.sandbox.keeper.protocol import CreateBox, Hello
 from burnish.sandbox.limits import bound_for_boxes
 from burnish.sandbox.oci.box import OciBox, OciHost
 from burnish.sandbox.oci.host import Ground, close_host, enter_host, inspect_host
+from burnish.sandbox.oci.process_box import ProcessBox
 from burnish.sandbox.oci.users import box_users
 
 
@@ -26,9 +27,29 @@ class OciMaker:
 
     async def make(self, name: str, slot: int, request: CreateBox) -> OciBox:
         """See `BoxMaker`."""
+        if request.state:
+            return await self._make_from(name, request)
         user = None if request.user is None else ImageUser(*request.user)
         users = box_users(self._host.runtime, slot, privileged=not self._host.rootless, user=user)
-        return OciBox(self._host, name, users, request.root, request.proxy_port)
+        kind = OciBox if self._host.checkpoints is None else ProcessBox
+        return kind(self._host, name, users, request.root, request.proxy_port)
+
+    async def _make_from(self, name: str, request: CreateBox) -> OciBox:
+        """Its processes cannot change their user ids: it has those of the box that was saved."""
+        assert self._host.checkpoints is not None, "no box was saved"
+        state = self._host.checkpoints.find(request.state, request.root)
+        box = ProcessBox(self._host, name, state.users, request.root, request.proxy_port)
+        try:
+            await box.restore(request.state)
+        except BaseException:
+            await box.destroy()
+            raise
+        return box
+
+    def forget(self, state: int) -> None:
+        """See `BoxMaker`."""
+        if self._host.checkpoints is not None:
+            self._host.checkpoints.forget(state)
 
     async def close(self) -> None:
         """See `BoxMaker`."""

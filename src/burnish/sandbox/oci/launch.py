@@ -21,6 +21,7 @@ from burnish.sandbox.keeper.children import child_pids, end_child, readable
 from burnish.sandbox.keeper.listening import listen_in
 from burnish.sandbox.keeper.namespace import unmount
 from burnish.sandbox.keeper.pipes import Capture, above_shell, read_now
+from burnish.sandbox.keeper.process import uninterrupted
 from burnish.sandbox.oci.launcher import SCRIPT, SOCKET, STDIN
 from burnish.sandbox.oci.marks import MarkedCapture
 from burnish.sandbox.oci.podman import MONITOR_FILE
@@ -76,7 +77,7 @@ class OciLaunch:
             OSError: it could not be started.
         """
         self._plan = plan
-        self._bundle = bundle
+        self.bundle = bundle
         bundle.mkdir(mode=0o711)
         command = plan.write_bundle(bundle)
         if files := plan.attach_runtime:
@@ -144,7 +145,7 @@ class OciLaunch:
 
     def go(self, stdin: bytes, script: bytes) -> None:
         """Give the launcher its command."""
-        inbox = self._bundle / "inbox"
+        inbox = self.bundle / "inbox"
         (inbox / STDIN).write_bytes(stdin)
         (inbox / SCRIPT).write_bytes(script)
         try:
@@ -157,7 +158,7 @@ class OciLaunch:
         if self._init_fd is None:
             return None
         if self._plan.relayed:
-            return unix_listener(self._bundle / "net" / SOCKET)
+            return unix_listener(self.bundle / "net" / SOCKET)
         return listen_in(self._init_fd, port)
 
     async def end(self) -> tuple[int, float]:
@@ -185,7 +186,7 @@ class OciLaunch:
             self._init_fd = None
         self.is_complete = not self._plan.reports or bool(_read_report(self._go))
         if self._plan.remove is not None:
-            left = self._plan.remove(self._bundle) if ended.wait_code < 0 else []
+            left = self._plan.remove(self.bundle) if ended.wait_code < 0 else []
             return ended.wait_code, await self._forget(left)
         cpu_s = ended.cpu_s
         # Process 1 if the runtime was killed, and what gVisor leaves to us: zombies of its own.
@@ -206,16 +207,7 @@ class OciLaunch:
         """
         helpers = self._plan.helpers
         if command:
-            nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            placed = dict.fromkeys((0, 1, 2), nothing)
-            try:
-                pid = _spawn(_environment(self._bundle), command, placed)
-            finally:
-                os.close(nothing)
-            helpers.add(pid)
-            await dead_within(os.pidfd_open(pid), ENGINE_GRACE_S)
-            await end_child(pid)
-            helpers.discard(pid)
+            await run_aside(command, self.bundle, helpers, ENGINE_GRACE_S)
         cpu_s = 0.0
         if self._second_monitor is not None:
             await dead_within(os.pidfd_open(self._second_monitor), ENGINE_GRACE_S)
@@ -233,11 +225,11 @@ class OciLaunch:
         self.stdout.close()
         self.stderr.close()
         self._hang_up()
-        self._plan.remove_group(self._bundle)
-        for left in (self._bundle / "state").glob("crun.*"):
+        self._plan.remove_group(self.bundle)
+        for left in (self.bundle / "state").glob("crun.*"):
             with contextlib.suppress(OSError):  # it is no mount point if crun came further
                 unmount(str(left))
-        shutil.rmtree(self._bundle)
+        shutil.rmtree(self.bundle)
 
     def _hang_up(self) -> None:
         if self._go >= 0:
@@ -253,7 +245,7 @@ class OciLaunch:
         # Who waits for us has a deadline; one of our own was too short for an overloaded host.
         while True:
             # All of them write it at once, so it is empty or whole.
-            if (pid := parse_pid(self._bundle / "pid")) is not None:
+            if (pid := parse_pid(self.bundle / "pid")) is not None:
                 return pid
             if has_ended(self.monitor_pid):
                 break
@@ -262,7 +254,7 @@ class OciLaunch:
 
     def _find_second_monitor(self) -> None:
         """An engine's, which is our child: whoever started it has ended."""
-        pid = parse_pid(self._bundle / MONITOR_FILE)
+        pid = parse_pid(self.bundle / MONITOR_FILE)
         if pid is None or pid not in child_pids():
             raise OSError(0, "the engine does not say which process watches the container")
         self._second_monitor = self.root_pid = pid
@@ -342,6 +334,29 @@ def _spawn(environment: Mapping[str, str], command: list[str], placed: dict[int,
         setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores both
         setsid=True,
     )
+
+
+async def run_aside(
+    command: list[str], bundle: Path, helpers: set[int], deadline_s: float | None
+) -> int:
+    """Run a command that belongs to no box, silently; it is killed at its deadline.
+
+    Returns:
+        Its status, or minus the signal that killed it.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        pid = _spawn(_environment(bundle), command, dict.fromkeys((0, 1, 2), nothing))
+    finally:
+        os.close(nothing)
+    helpers.add(pid)
+    try:
+        await dead_within(os.pidfd_open(pid), deadline_s)
+    finally:
+        ended = await uninterrupted(asyncio.ensure_future(end_child(pid)))
+        helpers.discard(pid)
+    assert ended is not None, "somebody else reaped it"
+    return ended.wait_code
 
 
 def _kill(pidfd: int) -> None:

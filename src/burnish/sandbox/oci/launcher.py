@@ -21,6 +21,16 @@ SCRIPT, STDIN = "script", "stdin"
 READY = b"burnish: ready\n"
 STARTED = b"burnish: started\n"
 
+ENDED = "ended"
+"""A named pipe there, where boxes can keep processes."""
+# It stays only if the program left something behind. `wait` also reaps orphans, as long as it has a
+# child to wait for; an image may have no `sleep`.
+_KEEP = (
+    "code=$?; set -- /proc/[0-9]*; [ $# -gt 1 ] || exit $code; "
+    f"printf MARK; printf MARK >&3; echo $code >{INBOX}/{ENDED}; exec 3>&-; "
+    "sleep 2147483647 & wait; read -r go"
+)
+
 NET = "/run/net"
 """Where a box that needs the relay sees `RELAY` and `SOCKET`."""
 RELAY, SOCKET = "relay.py", "socket"
@@ -45,6 +55,7 @@ def launcher_script(
     ulimits: list[str],
     *,
     reports: bool = False,
+    end_mark: bytes = b"",
 ) -> bytes:
     """Runs the program under its limits and passes on how it ended.
 
@@ -57,6 +68,8 @@ def launcher_script(
         ulimits: commands that set limits.
         reports: its stdin, which the program does not get, goes both ways: say there that the
             program has ended.
+        end_mark: say it in `ENDED` instead, and stay, if anything of the program is left. Before
+            that this ends stdout and stderr, which a runtime may pass on late.
     """
     words = [f"exec 2>&3 3>&- <{INBOX}/{STDIN}", *ulimits, "unset go PWD OLDPWD SHLVL HOSTNAME _"]
     words += [f"export {name}={shlex.quote(value)}" for name, value in {**BASE_ENV, **env}.items()]
@@ -65,6 +78,12 @@ def launcher_script(
         # After the report: a directory that a program has removed is no failure of the box.
         words.append(f"{{ cd -- {shlex.quote(cwd)} || exit 127; }}")
     words.append(f"exec {shlex.join(argv)}")
-    end = "code=$?; echo $code >&0; exit $code" if reports else "exit $?"
+    end = (
+        _KEEP.replace("MARK", end_mark.decode())
+        if end_mark
+        else "code=$?; echo $code >&0; exit $code"
+        if reports
+        else "exit $?"
+    )
     lines = ("exec 3>&2 2>/dev/null", f"( {' && '.join(words)} )", end, "")
     return "\n".join(lines).encode("utf-8", "surrogateescape")

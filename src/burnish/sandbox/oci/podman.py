@@ -115,4 +115,6 @@ def _podman(runtime: Runtime, base: Path) -> list[str]:
         runtime.path, f"--root={store}/root", f"--runroot={store}/run", f"--tmpdir={store}/tmp",
         f"--runtime-flag=root={store}/runtime", "--cgroup-manager=cgroupfs",
         "--events-backend=none", "--log-level=error",
+        # It stores no image here, and the driver for overlays leaves a mount behind.
+        "--storage-driver=vfs",
     ]  # fmt: skip

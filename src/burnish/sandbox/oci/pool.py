@@ -7,9 +7,10 @@ from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.keeper.client import KeeperClient
-from burnish.sandbox.keeper.pool import KeeperPool
+from burnish.sandbox.keeper.pool import KeeperPool, KeptBox
 from burnish.sandbox.network.base import NetworkProvider
 from burnish.sandbox.oci.podman import unshare_command
+from burnish.sandbox.oci.process_pool import ProcessKeptBox
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
 
 
@@ -39,6 +40,8 @@ class OciPool(KeeperPool):
         # Also where nobody but podman may make a user namespace, and with all ids that it has.
         by_podman = found.is_engine and os.geteuid() != 0
         launcher = unshare_command(found) if by_podman else ()
+        # Its keeper says what is missing if it cannot.
+        self._saves_processes = found.name is RuntimeName.RUNC
         self._needs_relay = found.has_own_network
         super().__init__(
             lambda: KeeperClient(
@@ -51,6 +54,13 @@ class OciPool(KeeperPool):
             images,
             network,
         )
+
+    def _wrap(
+        self, client: KeeperClient, number: int, policy: Policy, image: ImageRoot | None
+    ) -> KeptBox:
+        if not self._saves_processes:
+            return super()._wrap(client, number, policy, image)
+        return ProcessKeptBox(client, number, self._network, policy, image, self._box_of)
 
     def check_root(self, image: ImageRoot, policy: Policy) -> None:
         """See `KeeperPool`: a shell starts commands, and gVisor's network needs a Python."""

@@ -87,9 +87,10 @@ class RemotePool:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What boxes can do there."""
+        """What boxes can do there, as far as the wire has words for it."""
         inner = self._info.capabilities
-        return msgspec.structs.replace(inner, backend=f"remote {inner.backend}")
+        features = inner.features - {Feature.PROCESSES}
+        return msgspec.structs.replace(inner, backend=f"remote {inner.backend}", features=features)
 
     def acquire(
         self, image: str | None = None, policy: Policy | None = None

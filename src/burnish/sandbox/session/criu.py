@@ -53,6 +53,8 @@ class CriuProbe(NamedTuple):
     """What was found, in one line."""
     fix: str
     """What to do; empty if it is usable."""
+    path: str = ""
+    """Of the program, if it is usable."""
 
 
 def criu_probe(program: str | None = None) -> CriuProbe:
@@ -75,7 +77,7 @@ def criu_probe(program: str | None = None) -> CriuProbe:
     if problem is not None:
         fix = "run on a host or in a container that allows CRIU (`criu check` says more)"
         return CriuProbe(False, f"{path} {version}: {problem}", fix)
-    return CriuProbe(True, f"{path} {version} dumps and restores", "")
+    return CriuProbe(True, f"{path} {version} dumps and restores", "", path)
 
 
 def _version(path: str) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import socket
 import sys
 from typing import NamedTuple, NoReturn
@@ -51,11 +53,13 @@ class Plan(NamedTuple):
     shm_bytes: int
     packages: bool
     processor: int | None
-    """Of a deterministic box: which of those allowed it may use."""
+    """Of a deterministic box: the one that it may use."""
     network: bool
     """It is in a network namespace of its own."""
     importing: Importing | None
     """It runs Python jobs, which need this."""
+    helper: int
+    """Descriptor of the helper's process."""
 
 
 def run_box(stage: Stage, plan: Plan, control: socket.socket, go: int) -> NoReturn:
@@ -102,9 +106,8 @@ def _build(stage: Stage, plan: Plan, control: socket.socket) -> None:
         kernel.start_loopback()
     if plan.processor is not None:
         kernel.fix_addresses()
-        allowed = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, [allowed[plan.processor % len(allowed)]])
-    _keep_only(control)
+        os.sched_setaffinity(0, [plan.processor])
+    helper = _keep_only(control, plan.helper)
     os.setsid()
     os.umask(0o022)
     extra = PACKAGE_CAPABILITIES if plan.packages else ()
@@ -116,16 +119,22 @@ def _build(stage: Stage, plan: Plan, control: socket.socket) -> None:
     kernel.set_capabilities(tuple({*_INIT_CAPABILITIES, *extra}))
     # Changes of user cleared it.
     kernel.die_with_parent()
+    if select.select([helper], [], [], 0)[0]:
+        os._exit(1)  # the helper had ended before
+    os.close(helper)
     kernel.no_new_privileges()
     kernel.load_filter(stage.filter)
     kernel.set_dumpable(False)
 
 
-def _keep_only(control: socket.socket) -> None:
-    """Descriptor 3 becomes the control socket, 0 to 2 lead nowhere, all others go."""
+def _keep_only(control: socket.socket, helper: int) -> int:
+    """Descriptor 3 becomes the control socket, 4 the helper, 0 to 2 lead nowhere, all others go."""
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
+    high = fcntl.fcntl(helper, fcntl.F_DUPFD_CLOEXEC, 5)
     kept = os.dup2(control.detach(), 3, inheritable=False)
-    kernel.close_from(4)
+    helper = os.dup2(high, 4, inheritable=False)
+    kernel.close_from(5)
     control.__init__(fileno=kept)  # type: ignore[misc]
+    return helper

@@ -18,7 +18,6 @@ from .wire import Fields
 
 _NO_LIMIT = 2**64 - 1
 _START_LIMIT_S = 2.0
-_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 class Limit(NamedTuple):
@@ -45,6 +44,7 @@ class Job(NamedTuple):
     gid: int
     limits: list[Limit]
     cwd: bytes
+    files: list[bytes]
     argv: list[bytes]
     env: dict[bytes, bytes]
     python: PythonJob | None
@@ -60,6 +60,7 @@ def parse_job(body: bytes, *, python: bool) -> Job:
     wall_us, uid, gid = fields.u64(), fields.u32(), fields.u32()
     limits = fields.many(lambda: Limit(fields.u32(), fields.u64(), fields.u64()))
     cwd = fields.text()
+    files = fields.many(fields.text)
     argv = fields.many(fields.text)
     env = {}
     for variable in fields.many(fields.text):
@@ -68,7 +69,7 @@ def parse_job(body: bytes, *, python: bool) -> Job:
             env[name] = value
     job = PythonJob(fields.u32(), fields.u32(), fields.text()) if python else None
     fields.end()
-    return Job(wall_us, uid, gid, limits, cwd, argv, env, job)
+    return Job(wall_us, uid, gid, limits, cwd, files, argv, env, job)
 
 
 def start_job(
@@ -101,7 +102,7 @@ def _become(
         try:
             _prepare(job, fds, privileges)
             if job.python is None:
-                _execute(job.argv, job.env)
+                _execute(job)
             os.close(reported)
         except OSError as error:
             os.write(reported, (error.errno or errno.EIO).to_bytes(4, "little"))
@@ -155,16 +156,14 @@ def _set_limit(limit: Limit) -> None:
     resource.setrlimit(limit.resource, (bounded[0], bounded[1]))
 
 
-def _execute(argv: list[bytes], env: dict[bytes, bytes]) -> None:
-    """Raises what kept the program from running, as `execvpe` of C would."""
-    if b"/" in argv[0]:
-        os.execve(argv[0], argv, env)
+def _execute(job: Job) -> None:
+    """The first file that there is. Raises what kept it from running."""
     denied = None
-    for folder in env.get(b"PATH", _DEFAULT_PATH.encode()).split(b":"):
+    for file in job.files:
         try:
-            os.execve((folder or b".") + b"/" + argv[0], argv, env)
+            os.execve(file, job.argv, job.env)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:
             denied = error
-    raise denied or FileNotFoundError(errno.ENOENT, "not in PATH")
+    raise denied or FileNotFoundError(errno.ENOENT, "no such program")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import platform
 import socket
 import struct
 from typing import NamedTuple
@@ -35,7 +34,7 @@ _NUMBERS = {
     "close_range": (436, 436),
     "mount_setattr": (442, 442),
 }
-_COLUMN = 1 if platform.machine() == "aarch64" else 0
+_COLUMN = 1 if os.uname().machine == "aarch64" else 0
 
 NEW_MOUNTS, NEW_CGROUP, NEW_UTS, NEW_IPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 NEW_USER, NEW_PID, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000

@@ -44,15 +44,6 @@ class Layer:
         """A descriptor of `u`."""
         return os.open("u", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._tree)
 
-    def is_empty(self) -> bool:
-        """Whether nothing was ever written to `u`."""
-        descriptor = self.open_upper()
-        try:
-            with os.scandir(descriptor) as entries:
-                return next(entries, None) is None
-        finally:
-            os.close(descriptor)
-
     def resize(self, room: Room) -> None:
         """Change the room.
 
@@ -73,15 +64,6 @@ class Layer:
         copy = kernel.copy_tree(path, recursive=False)
         os.close(self._tree)
         self._tree = copy
-
-    def forget_shared_memory(self) -> None:
-        """Empty `s`: it is no part of a frozen layer."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open("s", flags, dir_fd=self._tree)
-        try:
-            _empty(descriptor)
-        finally:
-            os.close(descriptor)
 
     def close(self) -> None:
         """Let go; the files stay while a box uses them."""
@@ -124,20 +106,3 @@ def detach_all(paths: Sequence[str]) -> None:
 def _with_own(num_inodes: int) -> int:
     """The root, the three directories below and the overlay's own take some too."""
     return min(num_inodes + 8, 2**32 - 1)
-
-
-def _empty(folder: int) -> None:
-    """Delete all below an open directory, never through a link; hostile depth costs no stack."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    while names := os.listdir(folder):
-        for name in names:
-            try:
-                os.unlink(name, dir_fd=folder)
-                continue
-            except IsADirectoryError:
-                child = os.open(name, flags, dir_fd=folder)
-            # What is in it moves up, under names that cannot clash.
-            for item in os.listdir(child):
-                os.rename(item, os.urandom(16).hex(), src_dir_fd=child, dst_dir_fd=folder)
-            os.close(child)
-            os.rmdir(name, dir_fd=folder)

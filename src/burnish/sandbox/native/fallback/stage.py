@@ -50,11 +50,15 @@ class Stage(NamedTuple):
 
 
 def make_stage(hello: Hello, program: bytes) -> Stage:
-    """Leave the host's file system behind.
+    """Build it in the working directory, a mount over the host's `/dev`.
+
+    Call `kernel.enter_root(".")` then: here the host's files are still in sight.
 
     Raises:
         OSError: the kernel refuses a step.
     """
+    # Daemons run with 077, and what is made here is for jobs of other users.
+    os.umask(0o022)
     users = enter(hello)
     kernel.call("mount", None, b"/", None, kernel.MS_PRIVATE_ALL, None)
     abilities = Ability.RANGE if users.num_ids > 1 else Ability(0)
@@ -66,7 +70,9 @@ def make_stage(hello: Hello, program: bytes) -> Stage:
     proc = kernel.copy_tree("/proc")
     devices = _open_devices()
     root = kernel.new_tree("tmpfs", kernel.NO_SETUID, size="16m", mode="0755")
-    kernel.attach(root, "/proc")
+    # Over something that every host has and nobody needs from here on: what runs next may want to
+    # read its own /proc.
+    kernel.attach(root, "/dev")
     os.fchdir(root)
     _fill(".", hello, users, binds, image)
     trees = {"proc": proc, "image": image, **{f"b{n}": tree for n, tree in enumerate(binds)}}
@@ -79,9 +85,6 @@ def make_stage(hello: Hello, program: bytes) -> Stage:
     for path in hello.hidden:
         _hide(path, [pair.second for pair in hello.binds])
     os.close(root)
-    kernel.enter_root(".")
-    if _network_works():
-        abilities |= Ability.NETWORK
     targets = [pair.second for pair in hello.binds]
     return Stage("", users, hello.job_uid, image >= 0, targets, program, abilities)
 
@@ -114,7 +117,7 @@ def _open_image(path: str, users: Users) -> tuple[int, bool]:
         if error.errno != errno.EINVAL:
             raise
         tree = kernel.copy_tree(path)
-    if users.first_uid:
+    if users.first_uid and _overlays_take_mapped_layers():
         namespace = _user_namespace(users)
         try:
             kernel.set_tree(tree, _SHARED | kernel.IDMAPPED, user_namespace=namespace)
@@ -127,6 +130,11 @@ def _open_image(path: str, users: Users) -> tuple[int, bool]:
         return tree, False
     kernel.set_tree(tree, _SHARED)
     return tree, False
+
+
+def _overlays_take_mapped_layers() -> bool:
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("0" + "".join(filter(str.isdecimal, minor[:2])))) >= (5, 19)
 
 
 def _user_namespace(users: Users) -> int:
@@ -253,7 +261,7 @@ def _own(top: str, users: Users) -> None:
             os.chown(name, users.first_uid, users.first_gid, follow_symlinks=False)
 
 
-def _network_works() -> bool:
+def network_works() -> bool:
     """Whether a box may have a network; found out by a process that makes one."""
     pid = os.fork()
     if pid == 0:

@@ -21,10 +21,14 @@ class Users(NamedTuple):
         """The init's id in the box: the last one, which no job may have."""
         return self.num_ids - 1
 
+    def maps(self) -> tuple[str, str]:
+        """Of a box's user namespace: user and group ids."""
+        return self._map(self.first_uid), self._map(self.first_gid)
+
     def write_maps(self, proc_fd: int, pid: int) -> None:
         """Map the ids of a process that was cloned into a new user namespace."""
-        _write(proc_fd, pid, "uid_map", self._map(self.first_uid))
-        _write(proc_fd, pid, "gid_map", self._map(self.first_gid))
+        for name, text in zip(("uid_map", "gid_map"), self.maps()):
+            _write(proc_fd, pid, name, text)
 
     def _map(self, first: int) -> str:
         """An ordinary user's ids are two ranges in our own map, so they must be two here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import select
 import signal
@@ -19,25 +20,23 @@ from .python_job import importing_now
 from .stage import Stage
 from .wire import Channel, Fields, Malformed, Message, close_all
 
-_BUILD_LIMIT_MS = 10_000
 _FLAGS: dict[int, int] = {
     Op.CREATE: Flag.CREATE_INTO_CGROUP
     | Flag.CREATE_DETERMINISTIC
     | Flag.CREATE_PACKAGES
     | Flag.CREATE_UPPER,
     Op.NEWLAYER: Flag.NEWLAYER_UPPER,
-    Op.FREEZE: Flag.FREEZE_EARLY,
 }
 
 
 class _Box:
-    """A box that has not been destroyed."""
+    """A box that has not been destroyed, or a layer."""
 
-    def __init__(self, pid: int, pidfd: int, upper: Layer) -> None:
-        self.pid = pid
-        self.pidfd = pidfd
+    def __init__(self, upper: Layer, child: kernel.Child | None = None) -> None:
         self.upper = upper
-        self.alive = True
+        self.child = child
+        """Its init, while that is there."""
+        self.is_layer = child is None
 
 
 class Helper:
@@ -49,8 +48,9 @@ class Helper:
         self._stage = stage
         self._importing = importing_now() if warm else None
         self._proc = os.open(f"{stage.base}/proc", os.O_PATH | os.O_CLOEXEC)
+        self._own_pidfd = kernel.pidfd_open(os.getpid())
         self._boxes: dict[int, _Box] = {}
-        self._layers: dict[int, Layer] = {}
+        self._numbers = itertools.count(1)
         self._poll = select.epoll()
         without = 0 if stage.abilities & Ability.NETWORK else kernel.NEW_NETWORK
         self._namespaces = NAMESPACES & ~without
@@ -81,7 +81,6 @@ class Helper:
             Op.CREATE: self._create,
             Op.FREEZE: self._freeze,
             Op.DESTROY: self._destroy,
-            Op.DROP: self._drop,
             Op.NEWLAYER: self._new_layer,
             Op.LAYERFD: self._layer_fd,
             Op.RESIZE: self._resize,
@@ -106,41 +105,42 @@ class Helper:
 
     def _create(self, message: Message) -> None:
         fields = Fields(message.body)
-        number, room = fields.u32(), Room(fields.u64(), fields.u32())
-        shm_bytes = fields.u64()
+        room, shm_bytes = Room(fields.u64(), fields.u32()), fields.u64()
+        processor = fields.u32()
         numbers = fields.many(fields.u32)
         fields.end()
         groups, place = _place(message, room)
         if message.flags & Flag.CREATE_INTO_CGROUP and len(groups) != 1:
             raise Malformed("one directory goes with CREATE_INTO_CGROUP")
-        if number in self._boxes:
-            raise OSError(errno.EEXIST, f"box {number} exists")
         if len(numbers) > MAX_LAYERS:
             raise OSError(errno.EINVAL, "too many layers")
-        below = [self._layer(layer) for layer in reversed(numbers)]
+        if len(set(numbers)) != len(numbers):
+            raise OSError(errno.ENOENT, "a layer twice")
+        below = [self._box(layer, is_layer=True).upper for layer in reversed(numbers)]
         upper = Layer(place, self._stage.users)
         try:
-            box, control = self._start(message, groups, number, [upper, *below], shm_bytes)
+            child, control = self._start(message, groups, [upper, *below], shm_bytes, processor)
         except OSError:
             upper.close()
             raise
-        self._boxes[number] = box
-        self._by_pidfd[box.pidfd] = number
-        self._poll.register(box.pidfd, select.EPOLLIN)
+        number = self._add(_Box(upper, child))
+        self._by_pidfd[child.pidfd] = number
+        self._poll.register(child.pidfd, select.EPOLLIN)
         folder = upper.open_upper()
         with control:
-            fds = [control.fileno(), box.pidfd, folder]
-            self._channel.send(Op.CREATED, message.id, struct.pack("<I", box.pid), fds)
+            fds = [control.fileno(), child.pidfd, folder]
+            body = struct.pack("<II", number, child.pid)
+            self._channel.send(Op.CREATED, message.id, body, fds)
         os.close(folder)
 
     def _start(
         self,
         message: Message,
         groups: list[int],
-        number: int,
         layers: list[Layer],
         shm_bytes: int,
-    ) -> tuple[_Box, socket.socket]:
+        processor: int,
+    ) -> tuple[kernel.Child, socket.socket]:
         stage = self._stage
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         wait, go = os.pipe2(os.O_CLOEXEC)
@@ -154,63 +154,51 @@ class Helper:
                     attached,
                     shm_bytes,
                     bool(message.flags & Flag.CREATE_PACKAGES),
-                    number if message.flags & Flag.CREATE_DETERMINISTIC else None,
+                    processor if message.flags & Flag.CREATE_DETERMINISTIC else None,
                     bool(stage.abilities & Ability.NETWORK),
                     self._importing,
+                    self._own_pidfd,
                 )
                 run_box(stage, plan, theirs, wait)
         except OSError:
-            detach_all(attached)
             ours.close()
             os.close(go)
             raise
         finally:
             os.close(wait)
             theirs.close()
+            # The box has copies of these in its own mount namespace.
+            detach_all(attached)
         try:
             stage.users.write_maps(self._proc, child.pid)
             for descriptor in () if into else groups:
                 os.write(descriptor, str(child.pid).encode("ascii"))
             os.write(go, b"g")
-            # The box has copies of these in its own mount namespace.
-            detach_all(attached)
-            attached = []
-            _await_ready(ours)
-        except (OSError, Malformed) as error:
+        except OSError:
             ours.close()
             _end(child.pid)
             os.close(child.pidfd)
-            if isinstance(error, Malformed):
-                raise OSError(errno.EPROTO, str(error)) from error
             raise
         finally:
-            detach_all(attached)
             os.close(go)
-        return _Box(child.pid, child.pidfd, layers[0]), ours
+        return child, ours
 
     def _freeze(self, message: Message) -> None:
-        fields = Fields(message.body)
-        number, layer = fields.u32(), fields.u32()
-        fields.end()
+        number = _only_number(message)
         box = self._box(number)
-        if layer in self._layers:
-            raise OSError(errno.EEXIST, f"layer {layer} exists")
-        if box.upper.is_empty():
-            raise OSError(errno.ENODATA, "nothing changed")
-        early = message.flags & Flag.FREEZE_EARLY and box.alive
-        status = self._bury(number)
-        box.upper.forget_shared_memory()
-        self._layers[layer] = box.upper
+        status = self._bury(box)
+        box.is_layer = True
         self._channel.send(Op.DONE, message.id)
-        if early:
+        if status is not None:
             self._channel.send(Op.DIED, 0, struct.pack("<Ii", number, status))
 
     def _destroy(self, message: Message) -> None:
-        fields = Fields(message.body)
-        number = fields.u32()
-        fields.end()
-        box = self._box(number)
-        self._bury(number)
+        number = _only_number(message)
+        box = self._boxes.get(number)
+        if box is None:
+            raise OSError(errno.ENOENT, f"no box {number}")
+        self._bury(box)
+        del self._boxes[number]
         box.upper.close()
         self._channel.send(Op.DONE, message.id)
 
@@ -218,65 +206,56 @@ class Helper:
         fields = Fields(message.body)
         number, room = fields.u32(), Room(fields.u64(), fields.u32())
         fields.end()
+        if not all(room):
+            raise OSError(errno.EINVAL, "no room")
         self._box(number).upper.resize(room)
         self._channel.send(Op.DONE, message.id)
 
-    def _bury(self, number: int) -> int:
-        """End all processes of a box and free its number; returns the wait status."""
-        box = self._boxes.pop(number)
-        status = 0
-        if box.alive:
-            self._poll.unregister(box.pidfd)
-            status = _end(box.pid)
-        del self._by_pidfd[box.pidfd]
-        os.close(box.pidfd)
-        return status
+    def _bury(self, box: _Box) -> int | None:
+        """End all processes of a box; returns the wait status, None if none was left."""
+        child, box.child = box.child, None
+        if child is None:
+            return None
+        self._poll.unregister(child.pidfd)
+        del self._by_pidfd[child.pidfd]
+        os.close(child.pidfd)
+        return _end(child.pid)
 
     def _report_death(self, pidfd: int) -> None:
         number = self._by_pidfd.get(pidfd)
         if number is None:
             return
-        box = self._boxes[number]
-        self._poll.unregister(pidfd)
-        _, status = os.waitpid(box.pid, 0)
-        box.alive = False
+        status = self._bury(self._boxes[number])
         self._channel.send(Op.DIED, 0, struct.pack("<Ii", number, status))
 
-    def _box(self, number: int) -> _Box:
-        if number not in self._boxes:
-            raise OSError(errno.ENOENT, f"no box {number}")
-        return self._boxes[number]
+    def _add(self, box: _Box) -> int:
+        number = next(self._numbers)
+        self._boxes[number] = box
+        return number
+
+    def _box(self, number: int, *, is_layer: bool = False) -> _Box:
+        box = self._boxes.get(number)
+        if box is None or box.is_layer != is_layer:
+            raise OSError(errno.ENOENT, f"no {'layer' if is_layer else 'box'} {number}")
+        return box
 
     # Layers
 
-    def _drop(self, message: Message) -> None:
-        number = _only_number(message)
-        self._layer(number).close()
-        del self._layers[number]
-        self._channel.send(Op.DONE, message.id)
-
     def _new_layer(self, message: Message) -> None:
         fields = Fields(message.body)
-        number, room = fields.u32(), Room(fields.u64(), fields.u32())
+        room = Room(fields.u64(), fields.u32())
         fields.end()
         _, place = _place(message, room)
-        if number in self._layers:
-            raise OSError(errno.EEXIST, f"layer {number} exists")
-        self._layers[number] = Layer(place, self._stage.users)
-        self._send_folder(message.id, self._layers[number])
+        number = self._add(_Box(Layer(place, self._stage.users)))
+        self._send_folder(message.id, number)
 
     def _layer_fd(self, message: Message) -> None:
-        self._send_folder(message.id, self._layer(_only_number(message)))
+        self._send_folder(message.id, _only_number(message))
 
-    def _send_folder(self, request: int, layer: Layer) -> None:
-        folder = layer.open_upper()
-        self._channel.send(Op.DONE, request, fds=[folder])
+    def _send_folder(self, request: int, number: int) -> None:
+        folder = self._box(number, is_layer=True).upper.open_upper()
+        self._channel.send(Op.DONE, request, struct.pack("<I", number), fds=[folder])
         os.close(folder)
-
-    def _layer(self, number: int) -> Layer:
-        if number not in self._layers:
-            raise OSError(errno.ENOENT, f"no layer {number}")
-        return self._layers[number]
 
 
 def _place(message: Message, room: Room) -> tuple[list[int], Room | int]:
@@ -304,21 +283,3 @@ def _end(pid: int) -> int:
     assert pid > 1  # -1 would be every process of our user on this machine
     os.kill(pid, signal.SIGKILL)
     return os.waitpid(pid, 0)[1]
-
-
-def _await_ready(control: socket.socket) -> None:
-    """Until the box reports; it runs nothing but our own code so far.
-
-    Raises:
-        OSError: the step that failed.
-    """
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    if not poll.poll(_BUILD_LIMIT_MS):
-        raise TimeoutError(errno.ETIMEDOUT, "the box was not built in time")
-    message = Channel(control).receive()
-    if message is None:
-        raise OSError(errno.ECHILD, "the box ended while it was built")
-    if message.op != Op.READY:
-        fields = Fields(message.body)
-        raise OSError(fields.u32(), fields.text().decode("utf-8", "replace"))

@@ -13,7 +13,7 @@
 
 #include "zygote.h"
 
-enum { MAX_BODY_BYTES = 16 << 20, MAX_LIMITS = 16, MAX_FILE_TASK_US = 20 * 1000000 };
+enum { MAX_BODY_BYTES = 16 << 20, MAX_FILE_TASK_US = 20 * 1000000 };
 static const uint64_t MAX_WALL_US = 365ULL * 86400 * 1000000; /* what is longer would overflow */
 
 static struct {
@@ -72,6 +72,7 @@ static void finish(enum ending ending, int code) {
               used.max_rss_bytes};
     send_message(CONTROL, EXITED, command.id, &body, sizeof body, NULL, 0);
     free(command.body), free(command.job.argv), free(command.job.env), free(command.job.limits);
+    free(command.job.files);
     memset(&command, 0, sizeof command);
 }
 
@@ -123,24 +124,20 @@ static bool take_body(struct message *m) {
 
 static bool take_command(struct message *m, struct job *job, uint64_t *wall_us) {
     if (!take_body(m)) return false;
-    *wall_us = take_u64(m);
+    take(m, wall_us, sizeof *wall_us);
     job->uid = take_u32(m);
     job->gid = take_u32(m);
-    job->num_limits = take_count(m, 20);
-    if (job->num_limits > MAX_LIMITS) return false;
-    job->limits = calloc(MAX_LIMITS, sizeof *job->limits);
+    job->num_limits = take_count(m, sizeof *job->limits);
+    job->limits = calloc((size_t)job->num_limits + 1, sizeof *job->limits);
     if (job->limits == NULL) return false;
-    for (uint32_t i = 0; i < job->num_limits; i++) {
-        job->limits[i].resource = take_u32(m);
-        job->limits[i].values.rlim_cur = take_u64(m);
-        job->limits[i].values.rlim_max = take_u64(m);
-    }
+    take(m, job->limits, job->num_limits * sizeof *job->limits);
     job->cwd = take_string(m);
+    job->files = take_strings(m);
     job->argv = take_strings(m);
     job->env = take_strings(m);
     job->packages = m->flags & EXEC_PACKAGES;
     job->box_has_packages = box_has_packages;
-    return job->argv != NULL && job->env != NULL &&
+    return job->files != NULL && job->argv != NULL && job->env != NULL &&
            is_complete(m, EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES,
                        m->flags & EXEC_IN_FILE ? 4 : 3);
 }
@@ -194,7 +191,7 @@ static bool put_or_get(struct message *m) {
     struct job job = {.box_has_packages = box_has_packages, .uid = reader_id, .gid = reader_id,
                       .packages = box_has_packages};
     if (put) job.mode = take_u32(m), job.uid = take_u32(m), job.gid = take_u32(m);
-    else job.limit_bytes = take_u64(m);
+    else take(m, &job.limit_bytes, sizeof job.limit_bytes);
     job.path = take_string(m);
     if (!is_complete(m, 0, 1)) return false;
     job.fds[0] = m->fds[0];
@@ -239,7 +236,7 @@ void serve(uint32_t init, uint32_t reader, bool packages) {
     struct signalfd_siginfo ignored;
     struct message m;
     sigset_t child;
-    if (getpid() != 1) _exit(1); /* kill(-1) below means all processes of this box, not of the host */
+    if (getpid() != 1) _exit(1); /* kill(-1) below means all of this box, not of the host */
     init_id = init, reader_id = reader, box_has_packages = packages;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);

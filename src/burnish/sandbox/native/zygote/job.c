@@ -51,37 +51,16 @@ static int become_job(const struct job *job) {
     return set_capabilities(job->packages ? PACKAGE_CAPABILITIES : 0);
 }
 
-/* Where the host's own hard limit is lower, that one holds. */
-static void set_limit(const struct limit *limit) {
-    struct rlimit wanted = limit->values, old;
-    if (setrlimit((int)limit->resource, &wanted) == 0 || getrlimit((int)limit->resource, &old) < 0)
-        return;
-    if (wanted.rlim_max > old.rlim_max) wanted.rlim_max = old.rlim_max;
-    if (wanted.rlim_cur > wanted.rlim_max) wanted.rlim_cur = wanted.rlim_max;
-    setrlimit((int)limit->resource, &wanted);
-}
-
-/* Returns if there is no such program: errno. */
+/* The first that there is of `files`. Returns if none can be executed: errno. */
 static void execute(const struct job *job) {
-    const char *name = job->argv[0], *path = "/usr/local/bin:/usr/bin:/bin", *end;
-    int error = ENOENT;
-    if (strchr(name, '/') != NULL || *name == 0) {
-        execve(name, job->argv, job->env);
-        return;
+    bool denied = false;
+    errno = ENOENT;
+    for (char **file = job->files; *file != NULL; file++) {
+        execve(*file, job->argv, job->env);
+        denied = denied || errno == EACCES;
+        if (errno != EACCES && errno != ENOENT && errno != ENOTDIR) return;
     }
-    for (char **variable = job->env; *variable != NULL; variable++)
-        if (strncmp(*variable, "PATH=", 5) == 0) path = *variable + 5;
-    for (;; path = end + 1) {
-        char file[4096];
-        end = strchrnul(path, ':');
-        int size = snprintf(file, sizeof file, "%.*s%s%s", (int)(end - path), path,
-                            end > path ? "/" : "", name);
-        if (size < (int)sizeof file) execve(file, job->argv, job->env);
-        if (errno == EACCES) error = EACCES;
-        else if (errno != ENOENT && errno != ENOTDIR) return;
-        if (*end == 0) break;
-    }
-    errno = error;
+    if (denied) errno = EACCES;
 }
 
 int run_program(void *argument) {
@@ -90,8 +69,11 @@ int run_program(void *argument) {
     setsid();
     for (int i = 0; i < 3; i++)
         if (dup2(job->fds[i], i) < 0) return failed(job, "connecting streams");
-    syscall(SYS_close_range, CONTROL, ~0U, 0);
-    for (uint32_t i = 0; i < job->num_limits; i++) set_limit(&job->limits[i]);
+    syscall(CLOSE_RANGE, CONTROL, ~0U, 0);
+    for (uint32_t i = 0; i < job->num_limits; i++) { /* the owner knows what is possible */
+        const struct limit *limit = &job->limits[i];
+        setrlimit((int)limit->resource, &(struct rlimit){limit->soft, limit->hard});
+    }
     if (become_job(job) < 0) return failed(job, "becoming the job's user");
     if (chdir(job->cwd) < 0) return failed(job, "entering the working directory");
     sigemptyset(&none);

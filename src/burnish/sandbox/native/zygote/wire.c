@@ -63,12 +63,6 @@ uint32_t take_u32(struct message *m) {
     return value;
 }
 
-uint64_t take_u64(struct message *m) {
-    uint64_t value;
-    take(m, &value, sizeof value);
-    return value;
-}
-
 char *take_string(struct message *m) {
     static char empty[1];
     uint32_t size = take_count(m, 1);
@@ -95,9 +89,10 @@ void close_fds(struct message *m) {
     while (m->num_fds > 0) close(m->fds[--m->num_fds]);
 }
 
-bool try_send(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
+bool try_send(int socket, enum op op, int flags, uint32_t id, const void *body, size_t num_bytes,
               const int *fds, int num_fds) {
-    struct header header = {(uint32_t)(sizeof header + num_bytes), (uint16_t)op, 0, id};
+    struct header header = {
+        (uint32_t)(sizeof header + num_bytes), (uint16_t)op, (uint16_t)flags, id};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)body, num_bytes}};
     union control control = {0};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
@@ -116,7 +111,7 @@ bool try_send(int socket, enum op op, uint32_t id, const void *body, size_t num_
 
 void send_message(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
                   const int *fds, int num_fds) {
-    if (!try_send(socket, op, id, body, num_bytes, fds, num_fds)) _exit(0);
+    if (!try_send(socket, op, 0, id, body, num_bytes, fds, num_fds)) _exit(0);
 }
 
 void send_done(int socket, uint32_t id) { send_message(socket, DONE, id, NULL, 0, NULL, 0); }

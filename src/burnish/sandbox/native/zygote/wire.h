@@ -6,17 +6,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { VERSION = 1, MAX_MESSAGE_BYTES = 128 * 1024, MAX_LAYERS = 16, MAX_CREATE_FDS = 8,
+enum { VERSION = 2, MAX_MESSAGE_BYTES = 128 * 1024, MAX_LAYERS = 16, MAX_CREATE_FDS = 8,
        MAX_FDS = MAX_LAYERS + 1 };
 enum op {
-    HELLO = 1, CREATE, FREEZE, DESTROY, DROP, NEWLAYER, LAYERFD, RESIZE,
+    HELLO = 1, CREATE, FREEZE, DESTROY, NEWLAYER, LAYERFD, RESIZE,
     EXEC = 32, KILL, PUT, GET, LISTEN, PYTHON,
     READY = 64, CREATED, DONE, ERROR, DIED, EXITED,
 };
 enum flag {
     CREATE_INTO_CGROUP = 1, CREATE_DETERMINISTIC = 2, CREATE_PACKAGES = 4,
     CREATE_UPPER = 8, NEWLAYER_UPPER = 8,
-    FREEZE_EARLY = 1,
     EXEC_KEEP = 1, EXEC_IN_FILE = 2, EXEC_PACKAGES = 4,
 };
 enum ability { ABILITY_IDMAP = 1, ABILITY_RANGE = 2, ABILITY_NETWORK = 4 };
@@ -37,7 +36,6 @@ enum received { RECEIVED, CLOSED, MALFORMED };
 enum received receive(int socket, struct message *m, char *buffer);
 void take(struct message *m, void *into, size_t num_bytes);
 uint32_t take_u32(struct message *m);
-uint64_t take_u64(struct message *m);
 /* Never NULL: empty if `bad`. The NUL at its end is written over the message itself. */
 char *take_string(struct message *m);
 /* A count of things that take `item_bytes` or more each, which bounds what it allocates. */
@@ -46,7 +44,7 @@ uint32_t take_count(struct message *m, size_t item_bytes);
 bool is_complete(const struct message *m, int flags, int num_fds);
 void close_fds(struct message *m);
 /* False if the other side is gone. */
-bool try_send(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
+bool try_send(int socket, enum op op, int flags, uint32_t id, const void *body, size_t num_bytes,
               const int *fds, int num_fds);
 void send_message(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
                   const int *fds, int num_fds);

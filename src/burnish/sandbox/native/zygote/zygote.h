@@ -1,15 +1,16 @@
-/* The helper of the native sandbox (design/0005-native-sandbox.md).
+/* The helper of the native sandbox (design/0005-native-sandbox.md). `../fallback/` has made a place
+ * without the host's files and network, says in our arguments what is there, and becomes us.
  *
  *   main.c   the loop: the owner's messages, boxes and layers by number, the ends of inits
- *   image.c  HELLO: a mount namespace that holds one image and nothing else of the host
- *   box.c    CREATE: from clone3 to an init that is ready
+ *   upper.c  the file systems that boxes write to
+ *   box.c    from clone3 to an init that is ready
  *   init.c   process 1 of a box: commands, files, listening sockets
  *   job.c    its children: programs, and the writing and reading of files
  *   wire.c   messages
  *
- * In the helper's mount namespace: /r the rootfs, /s the skeleton, /b/N the binds, /d the template
- * of /dev, /e an empty directory, /proc the host's, /m where a box puts its root together, and
- * /l/N, in a box that puts its root together, its writable layer (0) and those below it. */
+ * Our root is that of ../fallback/stage.py: /image the rootfs, /skel the skeleton, /bN the binds,
+ * /dev the template of it, /empty a directory, /proc the host's, /m where a box puts its root
+ * together, and /l/N, in a box that does so, its writable layer (0) and those below it. */
 #ifndef BURNISH_HELPER_H
 #define BURNISH_HELPER_H
 #include <fcntl.h>
@@ -23,37 +24,15 @@
 #include "wire.h"
 
 /* Newer than some C libraries; the numbers are the same on every architecture. */
-#ifndef SYS_close_range
-#define SYS_close_range 436
-#endif
-#ifndef SYS_openat2
-#define SYS_openat2 437
-#endif
-#ifndef SYS_mount_setattr
-#define SYS_mount_setattr 442
-#endif
-#ifndef AT_EMPTY_PATH
-#define AT_EMPTY_PATH 0x1000
-#endif
-#ifndef AT_RECURSIVE
-#define AT_RECURSIVE 0x8000
-#endif
-enum { RDONLY = 1, NOSUID = 2, NODEV = 4, NOEXEC = 8, IDMAP = 0x100000 }; /* of mounts */
-struct clone_arguments {
-    uint64_t flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid,
-        set_tid_size, cgroup;
-};
-/* A detached copy of all that is mounted at a path; the empty path is the descriptor itself. */
-static inline int copy_tree(int at, const char *path) {
-    return (int)syscall(SYS_open_tree, at, path, 1 | O_CLOEXEC | AT_RECURSIVE | AT_EMPTY_PATH);
+enum { CLOSE_RANGE = 436, MOUNT_SETATTR = 442, RECURSIVE = 0x8000 };
+enum { RDONLY = 1, NOSUID = 2, NODEV = 4, NOEXEC = 8 }; /* of mounts */
+
+/* A detached copy of all that is mounted at a descriptor. */
+static inline int copy_tree(int tree) {
+    return (int)syscall(SYS_open_tree, tree, "", 1 | O_CLOEXEC | RECURSIVE | AT_EMPTY_PATH);
 }
-static inline int attach(int tree, int at, const char *path) {
-    return (int)syscall(SYS_move_mount, tree, "", at, path, 0x4 | (*path ? 0 : 0x40));
-}
-static inline int set_mount(int tree, uint64_t set, int user_namespace, int flags) {
-    uint64_t attributes[4] = {set, 0, 0, (uint64_t)user_namespace};
-    return (int)syscall(SYS_mount_setattr, tree, "", AT_EMPTY_PATH | flags, attributes,
-                        sizeof attributes);
+static inline int attach(int tree, const char *path) {
+    return (int)syscall(SYS_move_mount, tree, "", AT_FDCWD, path, 4 /* from the descriptor */);
 }
 
 /* Never a group of processes, and never -1: that is every process of our user on this machine. */
@@ -66,40 +45,41 @@ int fail(const char *stage);
 extern const char *failed_stage;
 #define TRY(call, stage) do { if ((call) < 0) return fail(stage); } while (0)
 
-struct pair { const char *first, *second; };
+/* What the arguments say. Set before the first box is made. */
 struct image {
-    uint32_t uid_first, gid_first, num_ids, job_uid, num_binds, num_links, num_hidden, num_files;
-    uint32_t abilities;
-    const char *rootfs, **hidden;
-    struct pair *binds, *links, *files;
+    const char *uid_map, *gid_map; /* of the boxes' user namespaces */
+    uint32_t uid, gid;             /* root of the boxes, as we see it */
+    uint32_t num_ids, job_uid;
+    bool has_rootfs;
+    char **binds; /* where /bN goes in a box */
     struct sock_fprog filter;
-    bool is_root;
 };
-int read_filter(struct image *image, int fd);
-int enter(struct image *image);
-int write_ids(const struct image *image, pid_t pid);
+extern struct image image;
+
 /* A tmpfs with `u`, an overlay's upper directory, `w`, its work directory, and `s`, shared memory.
  * Detached. */
-int make_upper(const struct image *image, uint64_t num_bytes, uint32_t num_inodes);
+int make_upper(uint64_t num_bytes, uint32_t num_inodes);
 /* The same on an empty file system that the owner has made and mounted nowhere. */
-int furnish_upper(const struct image *image, int given);
+int furnish_upper(int given);
 int resize_upper(int mount, uint64_t num_bytes, uint32_t num_inodes);
 /* For good, whoever has it mounted; fails while a file in it is open for writing. */
 int make_read_only(int mount);
 
-void lower_limits(void); /* of this process, for the boxes: those that nobody asks for */
-struct creation {
-    uint32_t box, num_layers;
+struct __attribute__((packed)) creation { /* a CREATE without the numbers of its layers */
+    uint64_t num_bytes;
+    uint32_t num_inodes;
     uint64_t shm_bytes;
-    bool deterministic, packages;
+    uint32_t processor, num_layers;
 };
 int start_network(void); /* we go into a new network namespace, whose loopback is up */
-struct ready { int32_t error; char stage[100]; };
-/* What the child of clone3 does. On `control` it reads a byte, when it has its ids, and a CREATE with a `struct creation`, the tmpfs
- * of the box and those of its layers, lowest first; then it writes a `struct ready`. */
-_Noreturn void become_box(const struct image *image, int control, char **arguments);
+int leave_root(void);    /* the working directory becomes the root, and the old one goes */
+int write_ids(pid_t pid);
+/* What the child of clone3 does. On `control` it reads a byte, when it has its ids; a CREATE with
+ * a `struct creation`, its file system and those of its layers, lowest first; and another CREATE,
+ * when it is in its groups, with that of the box. Then it writes READY or ERROR, for the owner. */
+_Noreturn void become_box(int control, int helper, char **arguments);
 
-enum { CONTROL = 3 };
+enum { CONTROL = 3, HELPER };
 /* `init` is the id that no job may have, `reader` the one that reads files. */
 _Noreturn void serve(uint32_t init, uint32_t reader, bool packages);
 
@@ -108,8 +88,8 @@ struct job {
     int fds[4];
     uint32_t uid, gid, num_limits, mode;
     bool packages, box_has_packages;
-    char *cwd, **argv, **env, *path;
-    struct limit { uint32_t resource; struct rlimit values; } *limits;
+    char *cwd, **files, **argv, **env, *path;
+    struct __attribute__((packed)) limit { uint32_t resource; uint64_t soft, hard; } *limits;
     uint64_t limit_bytes;
     volatile uint64_t num_bytes;
     volatile int error;
