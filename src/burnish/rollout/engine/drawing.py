@@ -19,7 +19,15 @@ from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
 from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.masks import Mask, Masks
-from burnish.rollout.engine.sampler import Draw, Sampled, given, probabilities, sample, uniform
+from burnish.rollout.engine.sampler import (
+    Draw,
+    Sampled,
+    divisor,
+    log_totals,
+    probabilities,
+    sample,
+    uniform,
+)
 from burnish.rollout.engine.sequence import Sequence, Token
 from burnish.rollout.engine.speculation.rejection import acceptance, invert, residual
 from burnish.rollout.engine.weights import ServedModel
@@ -49,15 +57,15 @@ def decide(
     pieces = [work[i] for i in chosen]
     rows = _Rows(pieces, masks)
     logits_RV = model.logits(_rows_of(hidden_TE, work, chosen))
-    raw_GV = logits_RV[rows.held] if rows.held else None
+    total_G = rows.totals(logits_RV)
     rows.hold(logits_RV)
     sampled = sample(logits_RV, rows.draws)
     decisions, first = [], 0
     for piece in pieces:
         decisions.append(_verify(piece, first, logits_RV, rows.draws, sampled))
         first += 1 + len(piece.draft.tokens)
-    if raw_GV is not None:
-        _add_unmasked(decisions, pieces, rows, raw_GV)
+    if rows.held:
+        _add_unmasked(decisions, pieces, rows, total_G, logits_RV)
     return decisions
 
 
@@ -94,6 +102,14 @@ class _Rows:
                 if sequence.stops and not sequence.may_stop_at(depth):
                     self._stops.append((row, sequence))
 
+    def totals(self, logits_RV: Tensor) -> list[float]:
+        """Logarithms of the sums over all tokens of the rows under a grammar, before any mask."""
+        if not self.held:
+            return []
+        whole = len(self.held) == len(logits_RV)
+        part_GV = logits_RV if whole else logits_RV[torch.tensor(self.held)]
+        return log_totals(part_GV, [self.draws[row] for row in self.held])
+
     def hold(self, logits_RV: Tensor) -> None:
         """Make impossible what is not allowed, in place."""
         if not self.held and not self._stops:
@@ -101,13 +117,13 @@ class _Rows:
         # Numpy on one thread: torch would wake its others for every row.
         rows = logits_RV.numpy()
         for row, allowed in zip(self.held, self._masks, strict=True):
-            np.copyto(rows[row], -np.inf, where=~allowed)
+            allowed.apply(rows[row])
         allowed_of = dict(zip(self.held, self._masks, strict=True))
         for row, sequence in self._stops:
             stops = [token for token in sequence.stops if 0 <= token < rows.shape[1]]
             mask = allowed_of.get(row)
             # Where a text can only end, it ends, however short.
-            if mask is None or mask.sum() > mask[stops].sum():
+            if mask is None or mask.allows_beside(stops):
                 rows[row, stops] = -np.inf
 
 
@@ -151,22 +167,19 @@ def _judge(
 
 
 def _add_unmasked(
-    decisions: list[Decision], pieces: Seq[Work], rows: _Rows, raw_GV: Tensor
+    decisions: list[Decision],
+    pieces: Seq[Work],
+    rows: _Rows,
+    total_G: Seq[float],
+    logits_RV: Tensor,
 ) -> None:
-    """Log-probs of what was decided, before any mask."""
-    place = {row: g for g, row in enumerate(rows.held)}
-    found: list[tuple[int, int]] = []
-    first, index, tokens = 0, [], []
-    for number, (piece, decision) in enumerate(zip(pieces, decisions, strict=True)):
-        if first in place:
-            for depth, token in enumerate(decision.tokens):
-                found.append((number, depth))
-                index.append(place[first + depth])
-                tokens.append(token.id)
+    """Log-probs of what was decided before any mask: what is allowed has kept its logit."""
+    totals = dict(zip(rows.held, total_G, strict=True))
+    first = 0
+    for piece, decision in zip(pieces, decisions, strict=True):
+        for depth, token in enumerate(decision.tokens):
+            row = first + depth
+            if row in totals:
+                scaled = float(logits_RV[row, token.id]) / divisor(rows.draws[row].temperature)
+                decision.tokens[depth] = token._replace(unmasked=scaled - totals[row])
         first += 1 + len(piece.draft.tokens)
-    if not found:
-        return
-    draws = [rows.draws[rows.held[g]] for g in index]
-    for (number, depth), logprob in zip(found, given(raw_GV[index], tokens, draws), strict=True):
-        decided = decisions[number].tokens
-        decided[depth] = decided[depth]._replace(unmasked=logprob)

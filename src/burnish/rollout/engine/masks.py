@@ -1,13 +1,16 @@
-"""What grammars allow at each position of a step, computed while the forward runs.
+"""What grammars allow at each position of a step.
+
+Made on the engine's own thread: one beside the forward takes a core from it, which was measured to
+cost more than it saves.
 
 Shapes: V vocabulary.
 """
 
 from collections.abc import Sequence as Seq
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
@@ -15,8 +18,34 @@ from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.grammar import GrammarLimitError, GrammarState
 from burnish.rollout.engine.sequence import Sequence
 
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
-"""[V]: what may come next."""
+
+class Mask:
+    """What may come next, as bits: eight tokens at once are looked up in a table of 256."""
+
+    def __init__(self, bits: NDArray[np.uint8]) -> None:
+        """Bits [V / 8] or more, the first token lowest; kept."""
+        self._bits = bits
+
+    def apply(self, logits_V: NDArray[np.float32]) -> None:
+        """Make impossible what is not allowed, in place."""
+        penalty = np.take(_PENALTY, self._bits, axis=0).reshape(-1)
+        logits_V += penalty[: len(logits_V)]
+
+    def allows_beside(self, tokens: Seq[int]) -> bool:
+        """Whether anything but `tokens` may come."""
+        bits = self._bits.copy()
+        for token in tokens:
+            bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+        return bool(bits.any())
+
+
+# For each byte of bits, what is added to its eight logits.
+_PENALTY = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+    np.float32(0),
+    np.float32(-np.inf),
+)
+
 Masks = dict[Sequence, list[Mask]]
 """For each sequence under a grammar: after its last known token, and after each guess."""
 
@@ -30,33 +59,19 @@ class Allowed(NamedTuple):
     """Texts that are too much for their grammar."""
 
 
-_NOTHING = Allowed({}, {})
-
-
-class MaskMaker:
-    """One thread beside the forward; it is started with the first grammar."""
-
-    def __init__(self) -> None:
-        """No thread yet."""
-        self._thread: ThreadPoolExecutor | None = None
-
-    def begin(self, work: Seq[Work]) -> "Future[Allowed] | None":
-        """Start on the pieces that end in a sample; None if no grammar is among them."""
-        held = [
-            w
-            for w in work
-            if w.sequence.grammar is not None and w.num_known == w.sequence.num_pending
-        ]
-        if not held:
-            return None
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="burnish-grammar")
-        return self._thread.submit(_make, held)
-
-
-def finished(future: "Future[Allowed] | None") -> Allowed:
-    """Wait for `begin`."""
-    return _NOTHING if future is None else future.result()
+def allowed_by(work: Seq[Work]) -> Allowed:
+    """Masks for the pieces that end in a sample."""
+    masks: Masks = {}
+    failures: dict[Sequence, Failure] = {}
+    for piece in work:
+        sequence = piece.sequence
+        if sequence.grammar is None or piece.num_known != sequence.num_pending:
+            continue
+        try:
+            masks[sequence] = _walk(sequence.grammar, piece.draft.tokens)
+        except GrammarLimitError as error:
+            failures[sequence] = limit_failure(error)
+    return Allowed(masks, failures)
 
 
 def limit_failure(error: GrammarLimitError) -> Failure:
@@ -68,23 +83,11 @@ def limit_failure(error: GrammarLimitError) -> Failure:
     )
 
 
-def _make(held: Seq[Work]) -> Allowed:
-    masks: Masks = {}
-    failures: dict[Sequence, Failure] = {}
-    for sequence, _, draft in held:
-        assert sequence.grammar is not None
-        try:
-            masks[sequence] = _walk(sequence.grammar, draft.tokens)
-        except GrammarLimitError as error:
-            failures[sequence] = limit_failure(error)
-    return Allowed(masks, failures)
-
-
 def _walk(state: GrammarState, guesses: Seq[int]) -> list[Mask]:
     """Masks along a draft that the grammar takes; the state is as before."""
-    found = [state.allowed().numpy()]
+    found = [Mask(state.allowed_bits())]
     for guess in guesses:
         state.advance(guess)
-        found.append(state.allowed().numpy())
+        found.append(Mask(state.allowed_bits()))
     state.retreat(len(guesses))
     return found

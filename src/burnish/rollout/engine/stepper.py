@@ -1,6 +1,6 @@
 """One step: guesses, the forward, and what follows from it for each sequence.
 
-    next work -> guesses -> forward (beside it: grammars) -> drawn tokens -> taken, ended, failed
+    next work -> guesses -> forward -> what grammars allow -> drawn tokens -> taken, ended, failed
 
 What goes wrong with one request ends that request.
 """
@@ -15,7 +15,7 @@ from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.drawing import NOT_FINITE, Decision, decide
 from burnish.rollout.engine.grammar import GrammarLimitError
-from burnish.rollout.engine.masks import MaskMaker, finished, limit_failure
+from burnish.rollout.engine.masks import allowed_by, limit_failure
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.score import score_sampled
 from burnish.rollout.engine.sequence import Sequence
@@ -33,7 +33,6 @@ class Stepper:
     def __init__(self, scheduler: Scheduler, speculator: Speculator | None) -> None:
         """Of one engine."""
         self._scheduler, self._speculator = scheduler, speculator
-        self._masks = MaskMaker()
         self.sampled_tokens = self.prompt_tokens = self.num_failed = 0
         """Totals since the start."""
 
@@ -56,11 +55,10 @@ class Stepper:
 
     def _compute(self, model: ServedModel, cache: KvCache, work: list[Work], version: int) -> Ended:
         """The forward, and what follows from it."""
-        held = self._masks.begin(work)
         hidden_TE = batch.forward(model, cache, work, self._scheduler.limits.kv)
         losses = cache.take_losses()
+        allowed = allowed_by(work)
         broken = dict.fromkeys(batch.prompt_logprobs(model, hidden_TE, work), NOT_FINITE)
-        allowed = finished(held)
         failures = allowed.failures | broken | lost_requests(losses, work)
         self._scheduler.restart_holders(losses.pages, work)
         self.prompt_tokens += sum(
