@@ -312,7 +312,7 @@ def lazy_zeros(num_pages: int, page_bytes: int) -> Tensor:
     """Memory that is taken as it is touched, in huge pages where the system has them.
 
     Pages of a sequence lie anywhere, so with small ones most reads would miss the table of
-    addresses: measured 1.2-1.5 times slower.
+    addresses.
     """
     memory = _private_memory(max(1, num_pages * page_bytes))
     if hasattr(mmap, "MADV_HUGEPAGE"):
