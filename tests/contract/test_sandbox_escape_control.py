@@ -128,6 +128,9 @@ while True:
                     assert await box.read_file("file") == b"data"
                 except FileNotFoundError:
                     seen.add(ExecStatus.SIGNAL)
+                except BlockingIOError:
+                    # What is PIDS for a command: the table of the box is full just now.
+                    seen.add(ExecStatus.PIDS)
             return seen
 
     ends = {ExecStatus.OK, ExecStatus.SIGNAL, ExecStatus.PIDS, ExecStatus.TIMEOUT}

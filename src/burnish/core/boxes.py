@@ -194,6 +194,7 @@ class Sandbox(Protocol):
 
         Raises:
             FileNotFoundError: if it is absent or not a regular file.
+            BlockingIOError: if processes that were kept leave no room for the one that reads.
         """
         ...
 

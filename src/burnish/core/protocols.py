@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burnish.core.engines import EngineCapabilities
@@ -137,7 +137,7 @@ class Engine(Protocol):
         """
         ...
 
-    def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
+    def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationDelta, None]:
         """Sample one continuation, token by token. Closing the iterator aborts the request.
 
         The last delta carries the whole `Generation`. Raises what `generate` raises.

@@ -187,7 +187,7 @@ class _Bench:
     async def _times(self, request: GenerateRequest, fullest: _Fullest) -> list[float]:
         """When each token came."""
         times: list[float] = []
-        async with aclosing(self._engine.stream(request)) as deltas:  # type: ignore[type-var]
+        async with aclosing(self._engine.stream(request)) as deltas:
             async for delta in deltas:
                 times += [self._clock.now_s()] * len(delta.token_ids)
                 fullest.look()

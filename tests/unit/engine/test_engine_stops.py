@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from burnish.core.errors import ClassifiedFailure
@@ -24,6 +24,7 @@ def decoder(pieces: list[bytes]):
     return lambda ids: b"".join(pieces[i] for i in ids).decode("utf-8", "replace")
 
 
+@example("\U0001f600\U0001f600\u00e9\u4e16", ["\u4e16"], 64)
 @given(
     st.text("ab\u00e9\u4e16\U0001f600 ", max_size=30),
     st.lists(st.text("ab\u00e9\u4e16", min_size=1, max_size=4), min_size=1, max_size=3),

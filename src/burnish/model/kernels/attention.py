@@ -14,7 +14,7 @@ import mmap
 import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -239,11 +239,9 @@ class PagedLayer:
             shape.kind,
         )
 
-    def _native(self, name: str) -> Callable[..., Any]:
-        found: Any = function(name, self._isa, *_ARGUMENTS[name])
-        # `function` says that nothing is returned.
-        found.restype = _C if name in _FALLIBLE else None
-        return found  # type: ignore[no-any-return]
+    def _native(self, name: str) -> Callable[..., int]:
+        """Its status means something for `attend_pages` and `mass_pages` only."""
+        return function(name, self._isa, *_ARGUMENTS[name])
 
     def _queries(self, q_THD: Tensor) -> Tensor:
         assert q_THD.dtype in _QUERY_DTYPES
@@ -314,7 +312,7 @@ def lazy_zeros(num_pages: int, page_bytes: int) -> Tensor:
     """Memory that is taken as it is touched, in huge pages where the system has them.
 
     Pages of a sequence lie anywhere, so with small ones most reads would miss the table of
-    addresses: measured 1.2-1.5 times slower.
+    addresses.
     """
     memory = _private_memory(max(1, num_pages * page_bytes))
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -342,7 +340,6 @@ def _rows(x_TKD: Tensor) -> Tensor:
 
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_FALLIBLE = ("attend_pages", "mass_pages")
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "write_pages": (_P, _P, _I, _P, _I, _P, _I, _I, _C),
     "attend_pages": (_P, _P, _P, _I, _P, _C),

@@ -92,7 +92,8 @@ def function(name: str, isa: Isa, *arguments: type) -> Callable[..., int]:
         found = getattr(library, f"{name}_{each}", None)
         if found is not None:
             found.argtypes, found.restype = arguments, ctypes.c_int
-            return found  # type: ignore[no-any-return]
+            variant: Callable[..., int] = found
+            return variant
     raise AssertionError(f"no variant of {name} for {isa}")
 
 

@@ -46,7 +46,7 @@ class GrammarCompiler:
             ) from error
         try:
             self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size)
-        except Exception as error:  # the library raises bare Exception for what it cannot read
+        except ValueError as error:
             raise UserError(
                 f"grammars cannot be compiled for this tokenizer ({one_line(error)}).",
                 fix="use a model with a byte-level BPE tokenizer.",

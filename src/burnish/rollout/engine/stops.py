@@ -17,9 +17,10 @@ _MOST_UNFINISHED = 4
 class StopText:
     """The text of one request, as far as a stop string may still begin in it.
 
-    Tokens are decoded in windows that begin where a character is known to begin; the window before
-    gives the decoder its context. A window is settled when its text does not end within a
-    character.
+    Tokens are decoded in windows; the window before gives the decoder its context. A window is
+    settled when its text does not end within a character, or has so many tokens that the character
+    has begun in it. Whatever the context leaves unfinished is text of the next window, and no part
+    of what was kept before.
     """
 
     def __init__(self, stops: Sequence[str], decode: Decode) -> None:
@@ -40,7 +41,7 @@ class StopText:
         """
         self._new.append(token)
         with boundary(FailureKind.INFRA, "rollout.engine: decoding for stop strings"):
-            before = self._decode(self._context)
+            before = self._decode(self._context).rstrip(_UNFINISHED)
             text = self._decode([*self._context, *self._new])
         added = text[len(before) :]
         seen = self._tail + added
@@ -50,6 +51,7 @@ class StopText:
         )
         self._num_searched = len(seen.rstrip(_UNFINISHED))
         if not added.endswith(_UNFINISHED) or len(self._new) > _MOST_UNFINISHED:
+            seen = seen.rstrip(_UNFINISHED)
             self._tail = seen[-self._keep :] if self._keep else ""
             self._num_searched = len(self._tail)
             self._context, self._new = self._new, []

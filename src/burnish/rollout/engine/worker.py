@@ -1,7 +1,7 @@
 """The engine behind the `core.protocols.Engine` protocol: asynchronous, from any event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -115,7 +115,7 @@ class EngineWorker:
             self._loop.abort(ticket)
             raise
 
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationDelta, None]:
         """Sample one continuation, step by step; the last delta carries the whole of it.
 
         Closing the iterator aborts the request. With a barrier there is one delta, at the end.

@@ -111,6 +111,19 @@ TestTier = TierMachine.TestCase
 TestTier.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
+def test_what_is_read_ahead_gives_way_to_what_is_needed_now() -> None:
+    """Over the budget in 96 of 100 tries when nobody waited for the page on its way."""
+    for _ in range(20):
+        machine = TierMachine()
+        machine.start(frames=4, prefetch=True, extra=0)
+        machine.write(0, [0, 1, 3, 4], False)
+        machine.write(0, [2], False)
+        machine.prefetch(0, [0])
+        machine.read(0, [1, 2, 3, 4])
+        machine.memory_is_within_the_budget()
+        machine.teardown()
+
+
 def ask(name: str, prompt: list[int], **params: Any) -> GenerateRequest:
     return GenerateRequest(
         request_id=name, prompt_ids=tuple(prompt), params=SamplingParams(**params)

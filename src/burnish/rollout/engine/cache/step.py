@@ -57,8 +57,6 @@ class Step:
         self.spans, self.page_size, self.visibility = spans, page_size, visibility
         self.planned: object = None
         """What the cache has worked out for all layers."""
-        self.groups: object = None
-        """As `planned`, for the tier around it."""
         self.counts = [span.end - span.start for span in spans]
         self.num_singles = next((i for i, n in enumerate(self.counts) if n > 1), len(spans))
         self.views = [_view(span, page_size) for span in spans]

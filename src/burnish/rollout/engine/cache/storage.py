@@ -96,9 +96,9 @@ class KvCache(ABC):
         """Per layer, the tensors that hold it; pages are their first axis."""
 
     @property
+    @abstractmethod
     def regions(self) -> list[list[Tensor]]:
         """Per layer, uint8 [pages, bytes] over the memory of keys and values, bounds excepted."""
-        raise NotImplementedError(f"{type(self).__name__} has no pages that lie in one piece")
 
     def take_losses(self) -> "Losses":
         """Pages whose content was lost since the last call, and why more cannot be kept."""

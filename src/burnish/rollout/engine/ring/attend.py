@@ -25,10 +25,11 @@ class Ring:
         """Meet the others through a file; who is not there within `timeout_s` is missed."""
         self.rank, self.num_workers = rank, num_workers
         timeout = timedelta(seconds=timeout_s)
-        store = dist.FileStore(str(meeting), num_workers)  # type: ignore[attr-defined]
-        store.set_timeout(timeout)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=num_workers, timeout=timeout
+            *("gloo", f"file://{meeting.resolve()}"),
+            rank=rank,
+            world_size=num_workers,
+            timeout=timeout,
         )
 
     def shift(self, block: Tensor, into: Tensor) -> list[dist.Work]:

@@ -189,7 +189,9 @@ class RingPrefill:
                     late = ", ".join(map(str, sorted(waiting)))
                     self._fail(f"no answer from prefill worker {late} in {self._timeout_s:g} s")
                 for key, _ in ready:
-                    answer = key.fileobj.readline()  # type: ignore[union-attr]
+                    stdout = self._workers[key.data].stdout
+                    assert stdout is not None
+                    answer = stdout.readline()
                     if wanted not in (json.loads(answer) if answer else {}):
                         self._blame(key.data, answer)
                     waiting.discard(key.data)

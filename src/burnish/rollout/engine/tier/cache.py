@@ -64,17 +64,17 @@ class TieredCache(KvCache):
                 f"engine.kv.disk_mb: {problem}.",
                 fix="set engine.kv.disk_mb to 0, or make pages larger.",
             )
-        self._frames = Frames(
-            [PageMemory(layer) for layer in regions], inner.shape.num_pages, limits, is_free
-        )
+        memories = [PageMemory(layer) for layer in regions]
+        self._frames = Frames(memories, inner.shape.num_pages, limits, is_free)
         if self._frames.num_frames < LEAST_FRAMES:
-            least = LEAST_FRAMES * (limits.ram_bytes // max(1, self._frames.num_frames))
+            least = LEAST_FRAMES * memories[0].page_bytes
             self.close()
             raise UserError(
                 f"engine.kv.ram_mb holds {self._frames.num_frames} pages of a layer, it must hold "
                 f"{LEAST_FRAMES}.",
                 fix=f"raise it to {-(-least // 2**20)}.",
             )
+        self._grouped: tuple[Step, list[_Group]] | None = None
         self._last: list[Pages] = [np.zeros(0, dtype=np.int64)] * inner.shape.config.num_layers
 
     @property
@@ -92,6 +92,11 @@ class TieredCache(KvCache):
         """Those of the inner cache; what is not in memory reads as zeros."""
         return self.inner.stores
 
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """As `stores`."""
+        return self.inner.regions
+
     def write(self, layer: int, step: Step, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store the keys and values of the step's tokens."""
         slots = step.slots_T.numpy()
@@ -103,11 +108,12 @@ class TieredCache(KvCache):
 
     def attend(self, layer: int, q_THD: Tensor, step: Step) -> Tensor:
         """Attention over what is stored."""
-        if step.groups is None:
-            step.groups = _group(step, [_there(view.pages) for view in step.views], self.num_frames)
-        groups: list[_Group] = step.groups  # type: ignore[assignment]
+        # Every layer of a step asks for the same.
+        if self._grouped is None or self._grouped[0] is not step:
+            tables = [_there(view.pages) for view in step.views]
+            self._grouped = step, _group(step, tables, self.num_frames)
         parts = []
-        for group in groups:
+        for group in self._grouped[1]:
             self._want(layer, group.pages)
             parts.append(self.inner.attend(layer, q_THD[group.rows], group.step))
             self._frames.unpin()

@@ -87,11 +87,15 @@ class Frames:
         self._counts["useful"] += int(self._ahead[keys].sum())
         self._ahead[keys] = False
         for key in keys[self._resident[keys]]:
-            if int(key) in self._loading:
+            if future := self._loading.get(int(key)):
+                self._counts["misses"] += not future.done()
                 self._settle(int(key))
         missing = [int(key) for key in keys[~self._resident[keys]]]
         self._counts["hits"] += len(keys) - len(missing)
-        self._make_room(len(missing))
+        if not self._make_room(len(missing)) and self._loading:
+            # What was to be read ahead takes room that is needed now.
+            self._land(self._loading)
+            self._make_room(len(missing))
         for key in missing:
             self._set_resident(key)
             if self._file.has(key):
@@ -162,10 +166,13 @@ class Frames:
         self._num_resident += 1
 
     def _settle(self, key: int) -> None:
-        future = self._loading.pop(key)
-        if not future.done():
-            self._counts["misses"] += 1
-        self._note(key, future.result())
+        self._note(key, self._loading.pop(key).result())
+
+    def _land(self, keys: Iterable[int]) -> None:
+        """Wait for pages on their way that nobody needs yet, and let them go."""
+        for key in list(keys):
+            self._settle(key)
+            self._pinned[key] = False
 
     def _note(self, key: int, problem: str | None) -> None:
         if problem is not None:
@@ -192,9 +199,7 @@ class Frames:
         excess = self._num_resident + count - self.num_frames
         if excess <= 0:
             return True
-        for key in [k for k, future in self._loading.items() if future.done()]:
-            self._settle(key)
-            self._pinned[key] = False
+        self._land(key for key, future in self._loading.items() if future.done())
         may_leave = self._resident & ~self._pinned
         wanted = max(excess, self.num_frames // _BATCH_SHARE)
         for key in map(int, choose_victims(self._values, may_leave, wanted)):
