@@ -22,7 +22,7 @@ from burnish.rollout.engine.pages import PagePool
 from burnish.rollout.engine.radix import RootKey
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.scheduler import Scheduler
-from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.sequence import Sequence, Token
 
 PLAN_TARGET_MS = 2.0
 
@@ -65,8 +65,8 @@ def step(core: Scheduler) -> float:
     start = time.perf_counter()
     work = core.next_work()
     core.computed(work)
-    for sequence, _ in work:
-        if sequence.num_pending == 0 and sequence.append(7, -1.0, 0) is not None:
+    for sequence, *_ in work:
+        if sequence.num_pending == 0 and sequence.append(Token(7, -1.0), 0) is not None:
             core.end(sequence)
     return time.perf_counter() - start
 

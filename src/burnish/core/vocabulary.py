@@ -107,6 +107,48 @@ class EngineFeature(StrEnum):
     """Log-probs equal the trainer's bit by bit, whatever else is in the batch."""
 
 
+class Speculation(StrEnum):
+    """Who guesses tokens that one forward then checks together. None changes what is sampled."""
+
+    OFF = "off"
+    """Nobody."""
+    LOOKUP = "lookup"
+    """The text itself: what followed the same tokens earlier."""
+    DRAFT = "draft"
+    """A second, smaller model."""
+    SELF = "self"
+    """The first layers of the same model."""
+
+
+class DraftSampling(StrEnum):
+    """How a drafting model draws where the request is not greedy."""
+
+    COUPLED = "coupled"
+    """With the request's own random numbers: its tokens are those of no speculation."""
+    REJECTION = "rejection"
+    """With numbers of its own, by rejection sampling: the distribution is that of no speculation,
+    a seed's tokens are others."""
+
+
+class NoDraft(StrEnum):
+    """Why nothing was guessed for a sequence in a step."""
+
+    NO_MATCH = "no_match"
+    """The text holds nothing to continue from."""
+    COST = "cost"
+    """The guesses that would be right cost more than they save."""
+    ROOM = "room"
+    """No pages or no budget are left in this step."""
+    STALE = "stale"
+    """The drafting model has older weights than allowed."""
+    REFUSED = "refused"
+    """The grammar takes nothing of the guess."""
+    ENDING = "ending"
+    """Only one token is left to sample."""
+    READING = "reading"
+    """The drafting model is still reading the prompt."""
+
+
 class Outcome(StrEnum):
     """What became of an episode, beside its score."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from burnish.core.config import Config
-from burnish.core.vocabulary import InFlight, KvDtype
+from burnish.core.vocabulary import DraftSampling, InFlight, KvDtype, Speculation
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.rollout.engine.long.config import KvConfig
@@ -147,6 +147,23 @@ class EngineSection(Config):
     exact: bool = False
     """Tokens and log-probs have the same bits in any batch, chunking and state of the cache; with
     `train.exact`, the trainer's log-probs have them too. Needs bfloat16 and the native kernels."""
+    speculation: Speculation = Speculation.OFF
+    """Who guesses tokens that one forward checks together: `off`, `lookup` (the text itself),
+    `draft` (a smaller model) or `self` (the first layers). What is sampled stays the same; guesses
+    are made only where they pay."""
+    draft_tokens: Annotated[int, Field(gt=0, le=64)] = 8
+    """Most guesses per sequence and step."""
+    draft_model: str = ""
+    """The smaller model, as in `model.name`; needs the same tokenizer."""
+    draft_layers: Count = 0
+    """Layers that `self` guesses with; 0 takes a quarter."""
+    draft_max_lag: Count = 0
+    """Weight versions that the smaller model may be behind before it stands aside. Training gives
+    it no new weights: with 0 it guesses until the first publication."""
+    draft_sampling: DraftSampling = DraftSampling.COUPLED
+    """How a model guesses above temperature 0: `coupled` draws with the request's own random
+    numbers (its tokens are those of no speculation), `rejection` with others (only the distribution
+    is)."""
     canary_tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Allowed difference between engine and trainer on the probe, nats; 0 demands equal bits."""
 

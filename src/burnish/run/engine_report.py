@@ -27,8 +27,22 @@ def record_engine(
         metric.ENGINE_PREEMPTIONS, new.num_preemptions - old.num_preemptions - swapped, "recompute"
     )
     recorder.record(metric.ENGINE_FAILED_REQUESTS, new.num_failed - old.num_failed)
+    _guesses(recorder, old, new)
     _latencies(recorder, old, new)
     return rate
+
+
+def _guesses(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:
+    """Without speculation there is nothing to record."""
+    drafted = new.drafted_tokens - old.drafted_tokens
+    accepted = new.accepted_tokens - old.accepted_tokens
+    if drafted:
+        recorder.record(metric.ENGINE_ACCEPTED_RATIO, accepted / drafted)
+        recorder.record(metric.ENGINE_GUESSES, accepted, "accepted")
+        recorder.record(metric.ENGINE_GUESSES, drafted - accepted, "rejected")
+    before = dict(old.undrafted)
+    for reason, count in new.undrafted:
+        recorder.record(metric.ENGINE_UNGUESSED, count - before.get(reason, 0), reason)
 
 
 def _latencies(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:

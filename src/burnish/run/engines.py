@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Protocol
 from burnish.core.errors import UserError
 from burnish.core.protocols import Engine
 from burnish.core.records import GenerateRequest, SamplingParams
-from burnish.core.vocabulary import EngineFeature
-from burnish.rollout.engine.limits import CoreLimits
+from burnish.core.vocabulary import EngineFeature, Speculation
+from burnish.rollout.engine.limits import CoreLimits, SpeculationLimits
 from burnish.rollout.engine.stats import EngineStats
 from burnish.run.config import EngineBackend, RunConfig
 
 if TYPE_CHECKING:
     from burnish.model.loading import LoadedModel
     from burnish.rollout.engine.barrier import Barrier
+    from burnish.rollout.engine.grammar import GrammarCompiler
+    from burnish.rollout.engine.speculation.opening import DraftSource
     from burnish.rollout.remote.dialect import Dialect
 
 _TRAINING = (EngineFeature.UPDATE_WEIGHTS, EngineFeature.TOKEN_VERSIONS, EngineFeature.SCORE)
@@ -36,6 +38,12 @@ def check_engine(config: RunConfig) -> None:
         UserError: the keys of [engine] do not go together.
     """
     engine = config.engine
+    if (engine.speculation is Speculation.DRAFT) != bool(engine.draft_model):
+        raise UserError(
+            f'engine.speculation is "{engine.speculation}" and engine.draft_model '
+            f"{engine.draft_model!r}.",
+            fix='set both, or neither: "draft" guesses with that model.',
+        )
     if engine.backend is EngineBackend.LOCAL:
         if engine.remote.urls:
             raise UserError(
@@ -43,6 +51,11 @@ def check_engine(config: RunConfig) -> None:
                 fix="set engine.backend to vllm or sglang, or remove the URLs.",
             )
         return
+    if engine.speculation is not Speculation.OFF:
+        raise UserError(
+            f'engine.speculation is for the engine of this process, not "{engine.backend}".',
+            fix='set engine.speculation = "off" and turn it on where the servers are started.',
+        )
     if not engine.remote.urls:
         raise UserError(
             f'engine.backend = "{engine.backend}" needs servers.',
@@ -92,8 +105,36 @@ async def open_engine(
             barrier=barrier,
             max_outstanding=config.engine.max_outstanding,
             decode=loaded.tokenizer.decode,
+            grammars=_grammars(loaded),
+            draft=_draft(config, loaded),
         )
     return await _remote(config, loaded, for_training)
+
+
+def _grammars(loaded: LoadedModel) -> GrammarCompiler | None:
+    """None without the library, or where it cannot read this tokenizer: grammars are refused."""
+    from burnish.rollout.engine.grammar import GrammarCompiler
+
+    try:
+        return GrammarCompiler(loaded.tokenizer.to_json(), loaded.config.vocab_size)
+    except UserError:
+        return None
+
+
+def _draft(config: RunConfig, loaded: LoadedModel) -> DraftSource | None:
+    """The smaller model that guesses, if there is one."""
+    from burnish.model.loading import load_model
+    from burnish.rollout.engine.speculation.opening import DraftSource
+
+    if config.engine.speculation is not Speculation.DRAFT:
+        return None
+    draft = load_model(config.engine.draft_model)
+    if draft.tokenizer.to_json() != loaded.tokenizer.to_json():
+        raise UserError(
+            f"engine.draft_model {config.engine.draft_model!r} has another tokenizer.",
+            fix='name one with the same tokenizer, or set engine.speculation = "lookup".',
+        )
+    return DraftSource(draft.config, draft.decoder.state_dict())
 
 
 def core_limits(config: RunConfig) -> CoreLimits:
@@ -107,6 +148,13 @@ def core_limits(config: RunConfig) -> CoreLimits:
         swap_bytes=section.swap_mb << 20,
         kv_dtype=section.kv_dtype,
         exact=section.exact,
+        speculation=SpeculationLimits(
+            kind=section.speculation,
+            max_tokens=section.draft_tokens,
+            num_layers=section.draft_layers,
+            max_lag=section.draft_max_lag,
+            sampling=section.draft_sampling,
+        ),
         kv=config.engine.kv.build_policy(),
         tier=config.engine.kv.build_tier(),
     )

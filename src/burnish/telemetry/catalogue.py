@@ -108,6 +108,19 @@ ENGINE_PREEMPTIONS = _metric(
 ENGINE_FAILED_REQUESTS = _metric(
     "engine_failed_requests", "requests", _SUM, "Requests that ended with a failure of their own."
 )
+ENGINE_ACCEPTED_RATIO = _metric(
+    "engine_accepted_ratio", "ratio", _MEAN, "Share of guessed tokens that were right."
+)
+ENGINE_GUESSES = _metric(
+    "engine_guesses", "tokens", _SUM, "Guessed tokens that were checked.", "result"
+)
+ENGINE_UNGUESSED = _metric(
+    "engine_unguessed",
+    "sequences",
+    _SUM,
+    "Decoding sequences of a step for which nothing was guessed.",
+    "reason",
+)
 STEP_SECONDS = _metric("step_s", "s", _SUM, "Wall clock of the step.")
 PUBLICATION_SECONDS = _metric("publication_s", "s", _SUM, "Handing new weights to the engine.")
 

@@ -203,13 +203,13 @@ def test_closing_interrupts_a_wave(
 def test_in_a_wave_a_broken_request_fails_and_the_others_are_answered(
     decoder: Decoder, request_for: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = batch.sample_next
+    real = batch.forward
 
-    def broken(model: Any, hidden: torch.Tensor, sequences: Any) -> Any:
-        bad = torch.tensor([s.request.request_id == "b" for s in sequences])
-        return real(model, hidden.masked_fill(bad[:, None], torch.nan), sequences)
+    def broken(model: Any, cache: Any, work: Any, kv: Any) -> torch.Tensor:
+        bad = [w.sequence.request.request_id == "b" for w in work for _ in range(w.num_tokens)]
+        return real(model, cache, work, kv).masked_fill(torch.tensor(bad)[:, None], torch.nan)
 
-    monkeypatch.setattr(batch, "sample_next", broken)
+    monkeypatch.setattr(batch, "forward", broken)
 
     async def main() -> list[Any]:
         barrier = Barrier()

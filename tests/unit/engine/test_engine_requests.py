@@ -179,12 +179,12 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token whose hidden state is not a number, as a broken kernel would make it."""
     real = ServedModel.hidden
 
-    def hidden(model: ServedModel, ids_T: Any, positions_T: Any, attend: Any) -> Any:
+    def hidden(model: ServedModel, ids_T: Any, positions_T: Any, attend: Any, **more: Any) -> Any:
         def spread(layer: int, q: Any, k: Any, v: Any) -> Any:
             v = v.masked_fill((ids_T == 299)[:, None, None], torch.nan)
             return attend(layer, q, k, v)
 
-        return real(model, ids_T, positions_T, spread)
+        return real(model, ids_T, positions_T, spread, **more)
 
     monkeypatch.setattr(ServedModel, "hidden", hidden)
 

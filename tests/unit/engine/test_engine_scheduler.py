@@ -8,7 +8,7 @@ from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.scheduler import Scheduler
-from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.sequence import Sequence, Token
 
 
 class NoTensors:
@@ -53,8 +53,8 @@ def step(core: Scheduler) -> list[str]:
     work = core.next_work()
     core.computed(work)
     ended = []
-    for piece, _ in work:
-        if piece.num_pending == 0 and piece.append(7, -1.0, 0) is not None:
+    for piece, *_ in work:
+        if piece.num_pending == 0 and piece.append(Token(7, -1.0), 0) is not None:
             core.end(piece)
             ended.append(piece.request.request_id)
     core.check()

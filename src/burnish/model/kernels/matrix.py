@@ -107,6 +107,27 @@ class PackedMatrix:
         )
         return out
 
+    def gated_fp32(self, x_TI: Tensor) -> Tensor:
+        """Products with the gate, then with what it scales, in fp32 and not joined; [T, 2 O]."""
+        assert self.is_gated
+        x_TI = self._rows(x_TI)
+        panels = -(-self.outputs // _PANEL)
+        view = MatrixView(self._panels.data_ptr(), None, self.inputs, 2 * panels * _PANEL)
+        out = torch.empty((len(x_TI), view.outputs), dtype=torch.float32)
+        function("linear_fp32", kernels().isa, _P, _I, _I, _P, _P, _I, _C)(
+            x_TI.data_ptr(),
+            len(x_TI),
+            x_TI.stride(0),
+            ctypes.addressof(view),
+            out.data_ptr(),
+            view.outputs,
+            torch.get_num_threads(),
+        )
+        # Panels of the two alternate.
+        halves = out.view(len(x_TI), panels, 2, _PANEL).transpose(1, 2).flatten(2)
+        both = halves[:, :, : self.outputs].flatten(1)
+        return both if self._bias is None else both + self._bias.float()
+
     def _rows(self, x_TI: Tensor) -> Tensor:
         assert x_TI.dtype is torch.bfloat16
         assert x_TI.dim() == 2

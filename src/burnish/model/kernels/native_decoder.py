@@ -10,7 +10,7 @@ V vocabulary.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,9 @@ from burnish.model.config import ModelConfig
 from burnish.model.decoder import Attend
 from burnish.model.kernels.library import function, kernels
 from burnish.model.kernels.matrix import MatrixView, PackedMatrix
+from burnish.model.kernels.native_adapted import AdaptedLayer, LayerParts, Region, regions
 from burnish.model.kernels.norm import rms_norm
+from burnish.model.lora import AdaptedRows
 from burnish.model.rope import cosines_and_sines, inverse_frequencies
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -49,6 +51,24 @@ class _Scratch(NamedTuple):
     inner_T: Tensor
 
 
+class _Flat(NamedTuple):
+    """A step's rows on their way through the layers."""
+
+    x_TE: Tensor
+    cos_TD: Tensor
+    sin_TD: Tensor
+    scratch: _Scratch
+    regions: list[Region]
+
+    def rows(self, region: Region) -> tuple[Tensor, Tensor, Tensor, _Scratch]:
+        """What belongs to a region; nothing is copied."""
+        if len(self.regions) == 1:
+            return self.x_TE, self.cos_TD, self.sin_TD, self.scratch
+        rows = slice(region.start, region.stop)
+        scratch = _Scratch(*(buffer[rows] for buffer in self.scratch))
+        return self.x_TE[rows], self.cos_TD[rows], self.sin_TD[rows], scratch
+
+
 class NativeDecoder:
     """Packed bf16 weights of a decoder, and its forward; for one thread at a time."""
 
@@ -71,27 +91,77 @@ class NativeDecoder:
         self._norm_E.copy_(state["norm.weight"].detach())
         self._head.fill(_head_of(state))
 
-    def hidden(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states [T, E], normed. What `attend` gets is valid during its call only."""
-        c, rows, threads = self.config, len(ids_T), torch.get_num_threads()
+    def hidden(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        adapters: Sequence[AdaptedRows] = (),
+        num_layers: int | None = None,
+    ) -> Tensor:
+        """Final hidden states [T, E], normed. What `attend` gets is valid during its call only.
+
+        Args:
+            ids_T: tokens.
+            positions_T: 0-based within each sequence.
+            attend: attention of each layer.
+            adapters: rows that go through adapters; the others keep their bits.
+            num_layers: only the first so many, then the norm; None for all.
+        """
+        c, rows = self.config, len(ids_T)
         if rows > len(self._scratch.qkv_T):
             self._scratch = self._room(rows)
         scratch = _Scratch(*(buffer[:rows] for buffer in self._scratch))
         x_TE = self._embedding_VE.index_select(0, ids_T)
         cos_TD, sin_TD = cosines_and_sines(c, self._inv_freq, positions_T, torch.bfloat16)
+        flat = _Flat(x_TE, cos_TD, sin_TD, scratch, regions(rows, adapters))
         heads = scratch.qkv_T.view(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         q, k, v = heads.tensor_split((c.num_heads, c.num_heads + c.num_kv_heads), dim=1)
-        begin = function("layer_begin", self._isa, _P, _P, _I, _P, _P, _P, _P, _C)
-        end = function("layer_end", self._isa, _P, _P, _I, _P, _P, _P, _C)
-        x, cosines, sines = x_TE.data_ptr(), cos_TD.data_ptr(), sin_TD.data_ptr()
-        normed, qkv, inner = (buffer.data_ptr() for buffer in scratch)
-        for i, layer in enumerate(self._layers):
-            begin(layer.address, x, rows, cosines, sines, normed, qkv, threads)
+        for i, layer in enumerate(self._layers[:num_layers]):
+            self._begin(layer, i, flat)
             attended = attend(i, q, k, v)
             if not attended.is_contiguous():
                 attended = attended.contiguous()
-            end(layer.address, x, rows, attended.data_ptr(), normed, inner, threads)
+            self._end(layer, i, flat, attended.view(rows, -1))
         return rms_norm(x_TE, self._norm_E, c.rms_norm_eps)
+
+    def _begin(self, layer: "_Layer", number: int, flat: "_Flat") -> None:
+        call = function("layer_begin", self._isa, _P, _P, _I, _P, _P, _P, _P, _C)
+        for region in flat.regions:
+            x_TE, cos_TD, sin_TD, scratch = flat.rows(region)
+            if region.adapted:
+                adapted = AdaptedLayer(self.config, layer.parts, number, region)
+                adapted.begin(x_TE, cos_TD, sin_TD, scratch.qkv_T)
+                continue
+            call(
+                layer.address,
+                x_TE.data_ptr(),
+                len(x_TE),
+                cos_TD.data_ptr(),
+                sin_TD.data_ptr(),
+                scratch.normed_TE.data_ptr(),
+                scratch.qkv_T.data_ptr(),
+                torch.get_num_threads(),
+            )
+
+    def _end(self, layer: "_Layer", number: int, flat: "_Flat", attended_T: Tensor) -> None:
+        call = function("layer_end", self._isa, _P, _P, _I, _P, _P, _P, _C)
+        for region in flat.regions:
+            x_TE, _, _, scratch = flat.rows(region)
+            part_T = attended_T[region.start : region.stop]
+            if region.adapted:
+                AdaptedLayer(self.config, layer.parts, number, region).end(x_TE, part_T)
+                continue
+            call(
+                layer.address,
+                x_TE.data_ptr(),
+                len(x_TE),
+                part_T.data_ptr(),
+                scratch.normed_TE.data_ptr(),
+                scratch.inner_T.data_ptr(),
+                torch.get_num_threads(),
+            )
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits [N, V] in fp32."""
@@ -130,6 +200,7 @@ class _Layer:
             **{name: norm.data_ptr() for name, norm in self._norms.items()},
         )
         self.address = ctypes.addressof(self._view)
+        self.parts = LayerParts(self._matrices, self._norms)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name, matrix in self._matrices.items():

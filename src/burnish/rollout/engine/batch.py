@@ -11,14 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from burnish.model.lora import AdaptedRows
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.long.layout import attention_of
 from burnish.rollout.engine.long.policy import KvPolicy
-from burnish.rollout.engine.sampler import Draw, Sampled, sample, uniform
 from burnish.rollout.engine.score import logprobs_of
 from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.speculation.drafter import Draft
 from burnish.rollout.engine.weights import ServedModel
+
+_NO_DRAFT = Draft(())
 
 
 class Work(NamedTuple):
@@ -27,27 +30,38 @@ class Work(NamedTuple):
     sequence: Sequence
     """Holds pages for all of it."""
     num_tokens: int
-    """The next tokens that are not in the cache."""
+    """The next tokens that are not in the cache, drafted ones included."""
+    draft: Draft = _NO_DRAFT
+    """Guesses that follow the last known token, if that is computed now."""
+
+    @property
+    def num_known(self) -> int:
+        """Of the tokens, those that are no guesses."""
+        return self.num_tokens - len(self.draft.tokens)
+
+
+def arranged(work: Seq[Work]) -> list[Work]:
+    """Pieces of one token first, those of one adapter together."""
+    return sorted(work, key=lambda w: (w.num_tokens > 1, w.sequence.request.adapter or ""))
 
 
 def forward(model: ServedModel, cache: KvCache, work: Seq[Work], kv: KvPolicy) -> Tensor:
-    """Hidden states [T, E] of all tokens, attended by `kv`; single tokens must come first."""
-    spans = [_span(s, n) for s, n in work]
-    ids_T = torch.tensor(
-        [
-            token
-            for (sequence, _), span in zip(work, spans, strict=True)
-            for token in sequence.tokens[span.start : span.end]
-        ]
-    )
+    """Hidden states [T, E] of all tokens, attended by `kv`; pieces of one token must come first."""
+    spans = [_span(w.sequence, w.num_tokens) for w in work]
+    ids: list[int] = []
+    for (sequence, _, draft), span in zip(work, spans, strict=True):
+        ids += sequence.tokens[span.start : span.end]
+        ids += draft.tokens
     positions_T = torch.tensor([p for span in spans for p in range(span.start, span.end)])
-    return model.hidden(ids_T, positions_T, attention_of(cache, [s for s, _ in work], spans, kv))
+    attend = attention_of(cache, [w.sequence for w in work], spans, kv)
+    return model.hidden(torch.tensor(ids), positions_T, attend, adapters=_adapters(work))
 
 
 def prompt_logprobs(model: ServedModel, hidden_TE: Tensor, work: Seq[Work]) -> list[Sequence]:
     """Extend the prompt log-probs that were asked for; returns those whose numbers are none."""
     broken = []
-    for (sequence, num_tokens), end in zip(work, accumulate(n for _, n in work), strict=True):
+    ends = accumulate(w.num_tokens for w in work)
+    for (sequence, num_tokens, _), end in zip(work, ends, strict=True):
         if not sequence.wants_prompt:
             continue
         known = sequence.prompt_logprobs or [0.0]
@@ -65,24 +79,6 @@ def prompt_logprobs(model: ServedModel, hidden_TE: Tensor, work: Seq[Work]) -> l
     return broken
 
 
-def last_rows(hidden_TE: Tensor, work: Seq[Work], chosen: Seq[int]) -> Tensor:
-    """Hidden states [N, E] of the last token of the chosen pieces of work."""
-    if len(chosen) == len(work) == len(hidden_TE):
-        return hidden_TE
-    ends = list(accumulate(n for _, n in work))
-    return hidden_TE[torch.tensor([ends[i] - 1 for i in chosen])]
-
-
-def sample_next(model: ServedModel, hidden_NE: Tensor, sequences: Seq[Sequence]) -> Sampled:
-    """Draw the next token of each sequence."""
-    logits_NV = model.logits(hidden_NE)
-    for row, sequence in enumerate(sequences):
-        if not sequence.may_stop and sequence.stops:
-            stops = [token for token in sequence.stops if 0 <= token < logits_NV.shape[1]]
-            logits_NV[row, stops] = -torch.inf
-    return sample(logits_NV, [_draw(sequence) for sequence in sequences])
-
-
 def _span(sequence: Sequence, num_tokens: int) -> Span:
     pages, start = sequence.pages, sequence.num_computed
     kept = [i for i, page in enumerate(pages) if page >= 0]
@@ -90,13 +86,16 @@ def _span(sequence: Sequence, num_tokens: int) -> Span:
     return Span(pages, start, start + num_tokens, None if len(kept) == len(pages) else kept)
 
 
-def _draw(sequence: Sequence) -> Draw:
-    params = sequence.request.params
-    return Draw(
-        params.temperature,
-        params.top_p,
-        uniform(sequence.seed_key, len(sequence.tokens)),
-        params.top_k,
-        params.min_p,
-        params.num_top_logprobs,
-    )
+def _adapters(work: Seq[Work]) -> list[AdaptedRows]:
+    """Rows that go through adapters; neighbours of the same one together."""
+    found: list[AdaptedRows] = []
+    end = 0
+    for piece in work:
+        start, end = end, end + piece.num_tokens
+        adapter = piece.sequence.adapter
+        if adapter is None:
+            continue
+        if found and found[-1].stop == start and found[-1].layers is adapter.layers:
+            start = found.pop().start
+        found.append(AdaptedRows(start, end, adapter.layers))
+    return found

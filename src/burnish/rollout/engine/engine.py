@@ -4,7 +4,8 @@
                 ^                                            |
                 '---- preempt (pages to host memory, or given back)
 
-A step computes one token for every decoding sequence and chunks of prompts, in one forward. What
+A step computes one token for every decoding sequence (more where guesses are checked) and chunks of
+prompts, in one forward. What
 goes wrong with one request ends that request; what goes wrong with the machine is raised.
 """
 
@@ -14,30 +15,34 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.core.records import Failure, GenerateRequest, Generation
-from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel, StopReason
+from burnish.core.clock import Clock
+from burnish.core.errors import UserError
+from burnish.core.records import GenerateRequest, Generation
+from burnish.core.vocabulary import InFlight, SleepLevel, StopReason
 from burnish.model.config import ModelConfig
-from burnish.rollout.engine import batch
+from burnish.model.lora import LayerDeltas, Lora
 from burnish.rollout.engine import score as scoring
-from burnish.rollout.engine.batch import Work
+from burnish.rollout.engine.adapter_service import Adapters
+from burnish.rollout.engine.adapters import AdapterSet
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
+from burnish.rollout.engine.grammar import GrammarCompiler
+from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.ring.adoption import adopt
-from burnish.rollout.engine.sampler import Sampled, seed_key
+from burnish.rollout.engine.sampler import seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.speculation.opening import DraftSource, Served, open_speculator
+from burnish.rollout.engine.speculation.speculator import SpeculationCounters
+from burnish.rollout.engine.stepper import Ended, Stepper
 from burnish.rollout.engine.stops import Decode, StopText
 from burnish.rollout.engine.tier.cache import TieredCache
 from burnish.rollout.engine.tier.limits import TierStats
-from burnish.rollout.engine.tier.losses import lost_requests
 from burnish.rollout.engine.tier.opening import open_engine_cache
 from burnish.rollout.engine.validation import Bounds, validate
 from burnish.rollout.engine.weights import Prepared, ServedModel
-
-Ended = list[tuple[Sequence, Generation | Failure]]
 
 
 class EngineCore:
@@ -52,6 +57,9 @@ class EngineCore:
         dtype: torch.dtype = torch.bfloat16,
         limits: CoreLimits | None = None,
         decode: Decode | None = None,
+        grammars: GrammarCompiler | None = None,
+        draft: DraftSource | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Copy the weights and lay out the cache.
 
@@ -62,17 +70,20 @@ class EngineCore:
             dtype: of weights and cache; the head is always fp32.
             limits: sizes.
             decode: tokens to text, for stop strings.
+            grammars: compiles the grammars of requests.
+            draft: a model that guesses, if `limits.speculation` wants one.
+            clock: measures what guesses cost; without it the decision uses assumed costs.
 
         Raises:
-            UserError: if the weights do not fit the configuration, or `limits` ask to be exact and
-                that is not possible.
+            UserError: if the weights do not fit, or `limits` ask for what is not possible.
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
         self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
-        self._bounds = Bounds(config, self.limits, decode is not None)
+        self._grammars, known = grammars, AdapterSet()
+        self._bounds = Bounds(config, self.limits, decode is not None, grammars, known)
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
@@ -81,20 +92,31 @@ class EngineCore:
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
         memory = Residency(self._cache, self.limits, version=version, flops_per_token=flops)
         self._scheduler = Scheduler(memory, self.limits)
-        self._sampled_tokens = self._prompt_tokens = self._num_failed = 0
+        self.adapters = Adapters(known, self._scheduler)
+        """Those that requests can name."""
+        target = Served(config, dtype, version, self.limits.exact)
+        self._speculator, self._draft = open_speculator(
+            self.limits.speculation, target, draft, clock
+        )
+        self._stepper = Stepper(self._scheduler, self._speculator)
 
     @property
     def counters(self) -> CoreCounters:
         """Totals since the start."""
-        scheduler = self._scheduler
+        scheduler, guesses = self._scheduler, SpeculationCounters()
+        if self._speculator is not None:
+            guesses = self._speculator.counters
         return CoreCounters(
             num_steps=scheduler.num_steps,
-            sampled_tokens=self._sampled_tokens,
-            prompt_tokens=self._prompt_tokens,
+            sampled_tokens=self._stepper.sampled_tokens,
+            prompt_tokens=self._stepper.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_swaps=scheduler.num_swaps,
-            num_failed=self._num_failed,
+            num_failed=self._stepper.num_failed,
+            drafted_tokens=guesses.drafted_tokens,
+            accepted_tokens=guesses.accepted_tokens,
+            undrafted=guesses.skipped,
         )
 
     @property
@@ -114,7 +136,7 @@ class EngineCore:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that are not."""
+        """Those that wait."""
         return len(self._scheduler.waiting)
 
     @property
@@ -152,12 +174,21 @@ class EngineCore:
             UserError: if it could never run.
         """
         self.validate(request)
-        stop_text = None
-        if request.params.stop:
+        params, stop_text, grammar = request.params, None, None
+        if params.stop:
             assert self._decode is not None
-            stop_text = StopText(request.params.stop, self._decode)
-        length = self._bounds.max_length(request)
-        sequence = Sequence(request, length, seed_key(request.params.seed), stop_text)
+            stop_text = StopText(params.stop, self._decode)
+        if params.grammar is not None:
+            assert self._grammars is not None
+            grammar = self._grammars.compile(params.grammar, params.stop_token_ids)
+        sequence = Sequence(
+            request,
+            self._bounds.max_length(request),
+            seed_key(params.seed),
+            stop_text,
+            grammar,
+            self.adapters.get(request.adapter),
+        )
         self._scheduler.add(sequence)
         return sequence
 
@@ -171,27 +202,7 @@ class EngineCore:
         """One forward over everything that can move; returns what ended with it."""
         assert self._served is not None, "a sleeping engine was asked to work"
         assert self._cache is not None, "a sleeping engine was asked to work"
-        work = self._scheduler.next_work()
-        if not work:
-            return []
-        model = self._served.model
-        with torch.inference_mode():
-            hidden_TE = batch.forward(model, self._cache, work, self.limits.kv)
-            losses = self._cache.take_losses()
-            broken = dict.fromkeys(batch.prompt_logprobs(model, hidden_TE, work), _NOT_FINITE)
-            broken |= lost_requests(losses, work)
-            self._scheduler.restart_holders(losses.pages, work)
-            self._prompt_tokens += sum(
-                min(n, max(0, s.num_prompt - s.num_computed)) for s, n in work
-            )
-            self._scheduler.computed(work)
-            ended: Ended = [(each, self._fail(each, failure)) for each, failure in broken.items()]
-            ready = [
-                i
-                for i, (sequence, _) in enumerate(work)
-                if sequence.num_pending == 0 and sequence not in broken
-            ]
-            return ended + self._sample(model, hidden_TE, work, ready)
+        return self._stepper.step(self._served.model, self._cache, self.weight_version)
 
     def prepare(self, state: Mapping[str, Tensor]) -> Prepared:
         """Check and pack weights. Touches nothing that is served: safe from any thread.
@@ -225,19 +236,29 @@ class EngineCore:
             )
         self._serve(state if isinstance(state, Prepared) else self.prepare(state))
         self.weight_version = version
-        ended: Ended = []
-        scheduler = self._scheduler
-        for sequence in [*scheduler.running, *scheduler.waiting]:
-            started = bool(sequence.num_computed or sequence.num_sampled)
-            if inflight is InFlight.ABORT and started:
-                scheduler.remove(sequence)
-                ended.append((sequence, sequence.result(StopReason.ABORTED)))
-            elif inflight is InFlight.RECOMPUTE or sequence.wants_prompt:
-                scheduler.restart(sequence)
-            if sequence.wants_prompt:
-                sequence.prompt_logprobs = []
+        ended = settle(self._scheduler, everyone(self._scheduler), inflight)
         self.forget_prefixes()
-        return ended
+        return [*ended]
+
+    def update_draft(self, state: Mapping[str, Tensor]) -> None:
+        """Give the draft model weights made for the served version.
+
+        Raises:
+            UserError: if there is none, or they do not fit; the old ones stay.
+        """
+        if self._draft is None:
+            raise UserError(
+                "the engine has no draft model.", fix='start it with speculation = "draft".'
+            )
+        self._draft.update(state, self.weight_version)
+
+    def adapt(self, lora: Lora) -> list[LayerDeltas]:
+        """Prepare an adapter for `adapters.add`. Touches nothing that is served.
+
+        Raises:
+            UserError: if the engine sleeps without weights.
+        """
+        return self._awake().adapt(lora)
 
     def adopt(self, tokens: tuple[int, ...], layers: Seq[tuple[Tensor, Tensor]]) -> int:
         """Take over keys and values of a prefix, computed by the present weights elsewhere.
@@ -255,15 +276,18 @@ class EngineCore:
         self._scheduler.memory.forget(self.weight_version)
 
     def forget_sessions(self) -> None:
-        """Let no later request count as the next turn of an earlier one."""
+        """Let no later request count as the next turn of an earlier one, or be guessed like it."""
         self._scheduler.waiting.forget_sessions()
+        if self._speculator is not None:
+            self._speculator.forget()
 
     def pin(self, prefix_ids: tuple[int, ...], adapter: str | None = None) -> int:
         """Keep a prefix in the cache once it is computed, over weight updates too.
 
         Pins give way only where a request could not run otherwise. Returns a number for `unpin`.
         """
-        return self._scheduler.memory.pin(prefix_ids, adapter)
+        served = self.adapters.get(adapter)
+        return self._scheduler.memory.pin(prefix_ids, served and served.key)
 
     def unpin(self, number: int) -> None:
         """Leave a prefix to eviction again."""
@@ -272,8 +296,10 @@ class EngineCore:
     def sleep(self, level: SleepLevel) -> None:
         """Give memory back. Requests keep their tokens and go on after `wake`."""
         scheduler = self._scheduler
-        for sequence in [*scheduler.running, *scheduler.waiting]:
+        for sequence in everyone(scheduler):
             scheduler.restart(sequence)
+        if self._speculator is not None:
+            self._speculator.drafter.release()
         self.forget_prefixes()
         scheduler.memory.attach(None)
         self.close()
@@ -310,9 +336,7 @@ class EngineCore:
             UserError: if the tokens do not fit the model, or there are no weights.
         """
         scoring.check(self.config, token_ids)
-        if self._served is None:
-            raise UserError("the engine sleeps without weights.", fix="wake it first.")
-        return scoring.score(self._served.model, token_ids, self.limits.page_size)
+        return scoring.score(self._awake(), token_ids, self.limits.page_size)
 
     def close(self) -> None:
         """Give back the cache, on disk too."""
@@ -340,58 +364,7 @@ class EngineCore:
     def _serve(self, prepared: Prepared) -> None:
         self._served, self._digest = prepared, prepared.digest
 
-    def _sample(
-        self, model: ServedModel, hidden_TE: Tensor, work: list[Work], ready: list[int]
-    ) -> Ended:
-        """Draw for the pieces of work that computed the last known token of their sequence."""
-        ended: Ended = []
-        drawing = []
-        for i in ready:
-            sequence = work[i].sequence
-            if sequence.request.params.max_tokens == 0:
-                ended.append((sequence, self._finish(sequence, StopReason.LENGTH)))
-            else:
-                drawing.append(i)
-        if not drawing:
-            return ended
-        sequences = [work[i].sequence for i in drawing]
-        sampled = batch.sample_next(model, batch.last_rows(hidden_TE, work, drawing), sequences)
-        for row, sequence in enumerate(sequences):
-            outcome = self._take(sequence, sampled, row)
-            if outcome is not None:
-                ended.append((sequence, outcome))
-        return ended
-
-    def _take(self, sequence: Sequence, sampled: Sampled, row: int) -> Generation | Failure | None:
-        """Give a sequence its token; what became of it, if that ended it."""
-        if row in sampled.broken:
-            return self._fail(sequence, _NOT_FINITE)
-        self._sampled_tokens += 1
-        try:
-            reason = sequence.append(
-                sampled.tokens[row], sampled.logprobs[row], self.weight_version, sampled.tops[row]
-            )
-        except ClassifiedFailure as error:
-            return self._fail(sequence, error.failure)
-        return None if reason is None else self._finish(sequence, reason)
-
-    def _finish(self, sequence: Sequence, reason: StopReason) -> Generation:
-        self._scheduler.end(sequence)
-        if self.limits.kv.is_sparse and self.limits.kv.report_gap and sequence.num_sampled:
-            assert self._served is not None
-            sequence.dense_logprobs = scoring.score_sampled(
-                self._served.model, sequence, self.limits.page_size
-            )
-        return sequence.result(reason)
-
-    def _fail(self, sequence: Sequence, failure: Failure) -> Failure:
-        self._num_failed += 1
-        self._scheduler.fail(sequence)
-        return failure
-
-
-_NOT_FINITE = Failure(
-    kind=FailureKind.INFRA,
-    where="rollout.engine",
-    message="the logits of this request are not finite: weights or cache are broken",
-)
+    def _awake(self) -> ServedModel:
+        if self._served is None:
+            raise UserError("the engine sleeps without weights.", fix="wake it first.")
+        return self._served.model

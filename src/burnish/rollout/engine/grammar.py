@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from burnish.core.errors import UserError, one_line
@@ -107,26 +108,35 @@ class GrammarState:
         """Whether the text can only end here; without stop tokens it ends by itself."""
         return self._matcher.is_stopped()
 
-    def allowed(self) -> Tensor:
-        """Booleans [V]: which tokens may come next. At least one is.
+    def allowed_bits(self) -> NDArray[np.uint8]:
+        """Bits [V / 8], the first token lowest: which tokens may come next. At least one is set.
 
         Raises:
             GrammarLimitError: if the library gives up on this text.
         """
         if self._matcher.is_stopped():
             self._raise_if_broken()
-            allowed_V = torch.zeros(self._vocab_size, dtype=torch.bool)
-            may_end = True
+            bits, may_end = np.zeros(4 * len(self._words), dtype=np.uint8), True
         else:
             may_end = self._matcher.is_accepting()
             self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * len(self._words))
             self._raise_if_broken()
-            bits = np.unpackbits(self._words.numpy().view(np.uint8), bitorder="little")
-            allowed_V = torch.from_numpy(bits[: self._vocab_size]).bool()
-            allowed_V[self._end_ids] = False
-        if self._stops:
-            allowed_V[list(self._stops)] = may_end
-        return allowed_V
+            bits = self._words.numpy().view(np.uint8).copy()
+            for token in self._end_ids:
+                bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+        for token in self._stops:
+            bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+            bits[token >> 3] |= may_end << (token & 7)
+        return bits
+
+    def allowed(self) -> Tensor:
+        """The same as booleans [V].
+
+        Raises:
+            GrammarLimitError: if the library gives up on this text.
+        """
+        bits = np.unpackbits(self.allowed_bits(), bitorder="little")
+        return torch.from_numpy(bits[: self._vocab_size].view(np.bool_))
 
     def advance(self, token: int) -> None:
         """Take a sampled token. A stop token changes nothing: the text has ended.

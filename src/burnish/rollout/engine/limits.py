@@ -3,9 +3,24 @@
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
-from burnish.core.vocabulary import KvDtype, KvPolicyKind
+from burnish.core.vocabulary import DraftSampling, KvDtype, KvPolicyKind, NoDraft, Speculation
 from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.tier.limits import TierLimits
+
+
+class SpeculationLimits(NamedTuple):
+    """Who guesses, and how much."""
+
+    kind: Speculation = Speculation.OFF
+    """Who."""
+    max_tokens: int = 8
+    """Most guesses per sequence and step; the cost model takes fewer where they do not pay."""
+    num_layers: int = 0
+    """Layers of an early exit; 0 takes a quarter."""
+    max_lag: int = 0
+    """Versions that a draft model's weights may be behind before it stands aside."""
+    sampling: DraftSampling = DraftSampling.COUPLED
+    """How a drafting model draws."""
 
 
 class CoreLimits(NamedTuple):
@@ -31,6 +46,8 @@ class CoreLimits(NamedTuple):
     """Where pages go that do not fit into memory; None keeps all in memory."""
     exact: bool = False
     """Tokens and log-probs depend on nothing but the request and the weights."""
+    speculation: SpeculationLimits = SpeculationLimits()
+    """Guesses that one forward checks."""
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -38,6 +55,7 @@ class CoreLimits(NamedTuple):
         Raises:
             UserError: naming the two values.
         """
+        self._check_speculation()
         if self.exact and self.kv_dtype is not KvDtype.MODEL:
             raise UserError(
                 f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
@@ -48,6 +66,25 @@ class CoreLimits(NamedTuple):
                 f"exact mode cannot attend by engine.kv.policy {self.kv.kind}: the trainer does "
                 "not.",
                 fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.exact to false.",
+            )
+
+    def _check_speculation(self) -> None:
+        if self.speculation.max_tokens < 1:
+            raise UserError(
+                f"draft_tokens is {self.speculation.max_tokens}.",
+                fix='use >= 1, or speculation = "off".',
+            )
+        kind = self.speculation.kind
+        if kind is not Speculation.OFF and self.kv.is_sparse:
+            raise UserError(
+                f"engine.speculation is {kind}, but under engine.kv.policy {self.kv.kind} a guess "
+                "would be checked over other keys than a token is sampled from.",
+                fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.speculation to off.",
+            )
+        if kind is Speculation.DRAFT and self.tier is not None:
+            raise UserError(
+                "a draft model's keys and values cannot go to disk, which engine.kv.disk_mb asks.",
+                fix="set engine.speculation to lookup or self, or engine.kv.disk_mb to 0.",
             )
 
 
@@ -68,3 +105,9 @@ class CoreCounters(NamedTuple):
     """Of these, those whose pages went to host memory."""
     num_failed: int = 0
     """Requests that ended with a failure of their own."""
+    drafted_tokens: int = 0
+    """Guesses that were checked."""
+    accepted_tokens: int = 0
+    """Of these, those that were right."""
+    undrafted: tuple[tuple[NoDraft, int], ...] = ()
+    """How often a decoding sequence had no guess in a step, by reason."""

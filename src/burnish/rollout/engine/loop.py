@@ -18,9 +18,10 @@ from burnish.core.errors import ClassifiedFailure, UserError, boundary
 from burnish.core.records import Failure, GenerateRequest, Generation
 from burnish.core.vocabulary import FailureKind, StopReason
 from burnish.rollout.engine.barrier import Barrier
-from burnish.rollout.engine.engine import Ended, EngineCore
+from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.meter import Meter
 from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.stepper import Ended
 from burnish.rollout.engine.ticket import Call, Ticket
 
 _WHERE = "rollout.engine"

@@ -78,6 +78,7 @@ class PagePool:
         self._tree = PrefixTree(page_size)
         self._pins: list[Pin] = []
         self._dirty: set[int] = set()
+        self._births = [0] * num_pages
 
     @property
     def room(self) -> int:
@@ -128,7 +129,12 @@ class PagePool:
             page, _ = self._idle.popitem(last=False)
             self._tree.remove(self._node_of.pop(page))
         self._ref_counts[page] = 1
+        self._births[page] += 1
         return page
+
+    def birth(self, page: int) -> int:
+        """How often it has been handed out: what was known of it before is void if this changed."""
+        return self._births[page]
 
     def take_dirty(self, pages: Iterable[int]) -> list[int]:
         """Those of `pages` that hold rubbish and must be cleared before use; asked once."""

@@ -83,7 +83,8 @@ class Residency:
         """
         start = sequence.match_from
         if start is None or not start.is_alive:
-            start = self.pool.root(RootKey(self._version, sequence.request.adapter))
+            adapter = sequence.adapter and sequence.adapter.key
+            start = self.pool.root(RootKey(self._version, adapter))
         is_whole = sequence.wants_prompt or self.limits.kv.evicts
         limit = 0 if is_whole else len(sequence.tokens) - 1
         match = self.pool.match(start, sequence.tokens, limit)
@@ -137,6 +138,12 @@ class Residency:
         if dirty:
             self.store.clear_pages(dirty)
         sequence.pages += new
+
+    def trim(self, sequence: Sequence) -> None:
+        """Give back pages beyond those that its known tokens need."""
+        needed = self.pool.pages_for(len(sequence.tokens))
+        self.pool.release(sequence.pages[needed:])
+        del sequence.pages[needed:]
 
     def index(self, sequence: Sequence, *, with_tail: bool) -> None:
         """Make computed pages known; `with_tail` also the last, partly filled one."""
@@ -264,6 +271,16 @@ class Residency:
         self._pinned[number] = (tokens, adapter)
         self.renew_pins()
         return number
+
+    def rename(self, old: str, new: str) -> None:
+        """Pins of an adapter go on with its newer weights."""
+        for number, (tokens, adapter) in self._pinned.items():
+            if adapter == old:
+                self._pinned[number] = (tokens, new)
+                pin = self._pins.pop(number, None)
+                if pin is not None:
+                    self.pool.unpin(pin)
+        self.renew_pins()
 
     def unpin(self, number: int) -> None:
         """Leave the prefix to eviction again. Unknown numbers are ignored."""

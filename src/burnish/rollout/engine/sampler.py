@@ -93,9 +93,34 @@ def sample(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     return sampled
 
 
+def log_totals(logits_NV: Tensor, draws: Sequence[Draw]) -> list[float]:
+    """Logarithm of the sum of exp(logit / temperature) of each row, nothing truncated."""
+    divisor_N = torch.tensor([divisor(d.temperature) for d in draws])
+    if not can_draw(logits_NV):
+        scaled_NV = logits_NV.double() / divisor_N[:, None]
+        totals: list[float] = scaled_NV.logsumexp(-1).tolist()
+        return totals
+    first_N = torch.zeros(len(draws), dtype=torch.int64)
+    of_first_N = kernel.given_logprobs(logits_NV, first_N, divisor_N)
+    return (logits_NV[:, 0].double() / divisor_N - of_first_N).tolist()
+
+
+def probabilities(logits_V: Tensor, draw: Draw) -> Tensor:
+    """The distribution [V] that `sample` draws from at a temperature above 0, fp64."""
+    assert draw.temperature > 0.0
+    logits_V = logits_V.float()
+    weight_V = ((logits_V - logits_V.max()) / divisor(draw.temperature)).exp_()
+    if not draw.is_truncated:
+        return weight_V.double() / weight_V.double().sum()
+    kept = _kept(weight_V, weight_V.double().sum(), draw)
+    p_V = torch.zeros(len(weight_V), dtype=torch.float64)
+    p_V[kept.ids_K] = kept.weights_K / kept.mass
+    return p_V
+
+
 def _draw_native(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     uniforms = [-1.0 if d.temperature == 0.0 else d.uniform for d in draws]
-    divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])
+    divisor_N = torch.tensor([divisor(d.temperature) for d in draws])
     drawn = kernel.draw(logits_NV, divisor_N, torch.tensor(uniforms, dtype=torch.float64))
     tokens, logprobs = drawn.tokens_N.tolist(), drawn.logprobs_N.tolist()
     broken = frozenset(i for i, logprob in enumerate(logprobs) if math.isnan(logprob))
@@ -110,7 +135,7 @@ def _sample_in_torch(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
         broken = frozenset((~finite_N).nonzero()[:, 0].tolist())
         logits_NV = logits_NV.masked_fill(~finite_N[:, None], 0.0)
         max_N, argmax_N = logits_NV.max(dim=-1)
-    divisor_N = torch.tensor([_divisor(d.temperature) for d in draws])
+    divisor_N = torch.tensor([divisor(d.temperature) for d in draws])
     # Differences first: no temperature, tiny or huge, can overflow what has any weight.
     weight_NV = logits_NV - max_N[:, None]
     if any(d.temperature not in (0.0, 1.0) for d in draws):
@@ -136,7 +161,7 @@ def _sample_in_torch(logits_NV: Tensor, draws: Sequence[Draw]) -> Sampled:
     return Sampled(tokens_N.tolist(), logprobs_N.tolist(), tops, broken)
 
 
-def _divisor(temperature: float) -> float:
+def divisor(temperature: float) -> float:
     """What logits are divided by, within what fp32 can hold."""
     return min(max(temperature, _LEAST), 1.0 / _LEAST) if temperature > 0.0 else 1.0
 

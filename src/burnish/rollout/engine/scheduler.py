@@ -71,7 +71,7 @@ class Scheduler:
     def restart_holders(self, pages: Collection[int], work: list[Work]) -> None:
         """Nobody may match these pages; those that hold any and are not in this step start anew."""
         self.memory.pool.spoil(list(pages))
-        busy = {sequence for sequence, _ in work}
+        busy = {piece.sequence for piece in work}
         for sequence in [*self.running, *self.waiting] if pages else ():
             if sequence not in busy and not set(pages).isdisjoint(sequence.pages):
                 self.restart(sequence)
@@ -79,7 +79,9 @@ class Scheduler:
     def computed(self, work: list[Work]) -> None:
         """The tokens of a step are in the cache."""
         self.num_steps += 1
-        for sequence, num_tokens in work:
+        for piece in work:
+            # Guesses are in the cache too, but nobody may read them before they are accepted.
+            sequence, num_tokens = piece.sequence, piece.num_known
             prompt_left = sequence.num_prompt - sequence.num_computed
             sequence.num_computed += num_tokens
             self.memory.thin(sequence, num_tokens)
@@ -93,9 +95,9 @@ class Scheduler:
         self._admit()
         plan = self._plan()
         work = [Work(self.running[chunk.position], chunk.num_tokens) for chunk in plan.chunks]
-        for (sequence, _), chunk in zip(work, plan.chunks, strict=True):
+        for piece, chunk in zip(work, plan.chunks, strict=True):
             if chunk.num_new_pages:
-                self.memory.grow(sequence, chunk.num_new_pages)
+                self.memory.grow(piece.sequence, chunk.num_new_pages)
         return work
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from burnish.core.errors import UserError
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.draw import can_draw, given_logprobs
+from burnish.model.lora import AdaptedRows
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
@@ -61,19 +62,25 @@ def score_sampled(model: ServedModel, sequence: Sequence, page_size: int) -> lis
     """
     temperature = sequence.request.params.temperature or 1.0
     first, tokens = sequence.num_prompt, sequence.tokens
-    hidden_TE = _hidden(model, tokens, page_size)
+    adapters = []
+    if sequence.adapter is not None:
+        adapters = [AdaptedRows(0, len(tokens), sequence.adapter.layers)]
+    hidden_TE = _hidden(model, tokens, page_size, adapters)
     targets_N = torch.tensor(tokens[first:])
     with torch.inference_mode():
         return logprobs_of(model, hidden_TE[first - 1 : -1], targets_N, temperature)
 
 
-def _hidden(model: ServedModel, token_ids: Seq[int], page_size: int) -> Tensor:
+def _hidden(
+    model: ServedModel, token_ids: Seq[int], page_size: int, adapters: Seq[AdaptedRows] = ()
+) -> Tensor:
     num_pages = -(-len(token_ids) // page_size)
     cache = open_cache(CacheShape(model.config, num_pages, page_size, model.dtype))
     step = cache.step([Span(range(num_pages), 0, len(token_ids))])
     ids_T = torch.tensor(token_ids)
     with torch.inference_mode():
-        return model.hidden(ids_T, torch.arange(len(token_ids)), StepAttend(cache, step))
+        attend, places_T = StepAttend(cache, step), torch.arange(len(token_ids))
+        return model.hidden(ids_T, places_T, attend, adapters=adapters)
 
 
 def logprobs_of(

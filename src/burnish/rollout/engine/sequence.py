@@ -9,8 +9,23 @@ from typing import Any, NamedTuple
 
 from burnish.core.records import GenerateRequest, Generation
 from burnish.core.vocabulary import StopReason
+from burnish.rollout.engine.adapters import ServedAdapter
+from burnish.rollout.engine.grammar import GrammarState
 from burnish.rollout.engine.radix import Node
 from burnish.rollout.engine.stops import StopText
+
+
+class Token(NamedTuple):
+    """A sampled token."""
+
+    id: int
+    """What was drawn."""
+    logprob: float
+    """Under the distribution that it was drawn from."""
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest (id, log-prob) of that distribution, as many as were asked for."""
+    unmasked: float = 0.0
+    """Log-prob before the grammar's mask, at the same temperature; of requests with a grammar."""
 
 
 class Saved(NamedTuple):
@@ -26,8 +41,11 @@ class Sequence:
     """Mutable state of one request; owned by the engine's thread."""
 
     __slots__ = (
+        "__weakref__",
+        "adapter",
         "cached_tokens",
         "dense_logprobs",
+        "grammar",
         "key",
         "logprobs",
         "match_from",
@@ -47,6 +65,7 @@ class Sequence:
         "stops",
         "tokens",
         "top_logprobs",
+        "unmasked_logprobs",
         "weight_versions",
     )
 
@@ -56,6 +75,8 @@ class Sequence:
         max_length: int,
         seed_key: int,
         stop_text: StopText | None = None,
+        grammar: GrammarState | None = None,
+        adapter: ServedAdapter | None = None,
     ) -> None:
         """Nothing computed, no pages.
 
@@ -64,6 +85,8 @@ class Sequence:
             max_length: bound of prompt plus sampled tokens.
             seed_key: of its random numbers.
             stop_text: finds the request's stop strings, if it has any.
+            grammar: where it is in its grammar, if it has one.
+            adapter: what its rows go through beside the weights.
         """
         self.request = request
         self.tokens = list(request.prompt_ids)
@@ -71,13 +94,14 @@ class Sequence:
         self.max_length = max_length
         self.seed_key = seed_key
         self.stops = frozenset(request.params.stop_token_ids)
-        self.stop_text = stop_text
+        self.stop_text, self.grammar, self.adapter = stop_text, grammar, adapter
         # Place in the order of service (lower first), and arrival number to break ties.
         self.key, self.order = 0, 0
         self.logprobs: list[float] = []
         self.weight_versions: list[int] = []
         self.top_logprobs: list[tuple[tuple[int, float], ...]] = []
         self.prompt_logprobs: list[float] = []
+        self.unmasked_logprobs: list[float] = []
         self.cached_tokens = 0
         self.dense_logprobs: list[float] = []
         # By index; -1 where one was given back while the request runs on.
@@ -114,26 +138,30 @@ class Sequence:
         """Whether log-probs of the prompt are still to be computed."""
         return self.request.prompt_logprobs and len(self.prompt_logprobs) < self.num_prompt
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether the next token may end the request by itself."""
-        return self.num_sampled >= self.request.params.min_tokens
+    def may_stop_at(self, depth: int) -> bool:
+        """Whether the token after `depth` more may end the request by itself."""
+        return self.num_sampled + depth >= self.request.params.min_tokens
 
-    def append(
-        self, token: int, logprob: float, version: int, top: tuple[tuple[int, float], ...] = ()
-    ) -> StopReason | None:
+    def append(self, token: Token, version: int) -> StopReason | None:
         """Take a sampled token; returns why the request ended, or None.
 
         Raises:
             ClassifiedFailure: if the tokens cannot be decoded to look for a stop string.
+            GrammarLimitError: if the grammar gives up.
         """
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
+        may_stop = self.may_stop_at(1)
+        self.tokens.append(token.id)
+        self.logprobs.append(token.logprob)
         self.weight_versions.append(version)
         if self.request.params.num_top_logprobs:
-            self.top_logprobs.append(top)
-        found = self.stop_text is not None and self.stop_text.feed(token)
-        if token in self.stops or (found and self.may_stop):
+            self.top_logprobs.append(token.top)
+        found = self.stop_text is not None and self.stop_text.feed(token.id)
+        if self.grammar is not None:
+            self.unmasked_logprobs.append(token.unmasked)
+            self.grammar.advance(token.id)
+        if token.id in self.stops or (found and may_stop):
+            return StopReason.STOP
+        if self.grammar is not None and not self.stops and self.grammar.is_complete:
             return StopReason.STOP
         return StopReason.LENGTH if len(self.tokens) >= self.max_length else None
 
@@ -154,5 +182,6 @@ class Sequence:
             cached_tokens=self.cached_tokens,
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
+            unmasked_logprobs=tuple(self.unmasked_logprobs),
             dense_logprobs=tuple(self.dense_logprobs),
         )

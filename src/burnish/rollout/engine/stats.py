@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from burnish.core.vocabulary import NoDraft
 from burnish.rollout.engine.histogram import Histogram
 from burnish.rollout.engine.tier.limits import TierStats
 
@@ -29,6 +30,12 @@ class EngineStats(NamedTuple):
     """Of these, those whose pages went to host memory."""
     num_failed: int
     """Requests that ended with a failure of their own."""
+    drafted_tokens: int
+    """Guesses that were checked."""
+    accepted_tokens: int
+    """Of these, those that were right."""
+    undrafted: tuple[tuple[NoDraft, int], ...]
+    """How often a decoding sequence had no guess in a step, by reason."""
     num_outstanding: int
     """Requests not answered yet."""
     num_running: int
@@ -61,3 +68,8 @@ class EngineStats(NamedTuple):
         """Share of prompt tokens that did not have to be computed, in [0, 1]."""
         prompt = self.cached_tokens + self.prompt_tokens
         return self.cached_tokens / prompt if prompt else 0.0
+
+    @property
+    def acceptance_ratio(self) -> float:
+        """Share of the guesses that were right, in [0, 1]."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else 0.0

@@ -6,6 +6,8 @@ from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.core.vocabulary import KvPolicyKind
 from burnish.model.config import ModelConfig
+from burnish.rollout.engine.adapters import AdapterSet
+from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 
 # More alternatives per token cost more to sort and to carry than they tell.
@@ -23,6 +25,10 @@ class Bounds(NamedTuple):
     """Sizes of the engine."""
     can_decode: bool
     """Whether the engine can turn tokens into text."""
+    grammars: GrammarCompiler | None
+    """Compiles grammars; None if the engine was given no tokenizer to do it with."""
+    adapters: AdapterSet
+    """Those that requests can name."""
     attended_pages: int | None = None
     """Most pages that one token may attend, where memory holds only a part of the cache."""
 
@@ -124,12 +130,10 @@ def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> Non
             fix="start the engine with `decode`, or use stop_token_ids.",
         )
     if request.params.grammar is not None:
-        raise UserError(
-            f"{where} this engine cannot hold its output to a grammar.",
-            fix="leave `grammar` out or use an engine that lists the feature.",
-        )
-    if request.adapter is not None:
-        raise UserError(
-            f"{where} the engine knows no adapter {request.adapter!r}.",
-            fix="leave `adapter` out or load the adapter first.",
-        )
+        if bounds.grammars is None:
+            raise UserError(
+                f"{where} it has a grammar, but the engine was given no tokenizer for it.",
+                fix="start the engine with `grammars`, or leave the grammar out.",
+            )
+        bounds.grammars.compile(request.params.grammar, request.params.stop_token_ids)
+    bounds.adapters.get(request.adapter)

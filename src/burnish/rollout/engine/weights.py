@@ -1,6 +1,6 @@
 """The engine's own copy of the weights: checked completely, then swapped, never half-way."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
@@ -14,9 +14,11 @@ from burnish.model.decoder import Attend, Decoder
 from burnish.model.kernels.exact import refuse_inexact
 from burnish.model.kernels.library import kernels
 from burnish.model.kernels.matrix import all_finite
+from burnish.model.kernels.native_adapted import PackedDelta
 from burnish.model.kernels.native_decoder import NativeDecoder, native_problem
+from burnish.model.lora import AdaptedRows, LayerDeltas, Lora
 from burnish.model.rope import inverse_frequencies
-from burnish.rollout.engine.linear import PackedLinear
+from burnish.rollout.engine.linear import AdaptedLinear, AdapterScope, PackedLinear, PlainDelta
 
 _PACKED = ("qkv", "output", "gate_up", "down")
 
@@ -64,6 +66,7 @@ class ServedModel:
         self._shapes = _expected_shapes(config)
         self._decoder: Decoder | None = None
         self._head: PackedLinear | None = None
+        self._scope = AdapterScope()
         self._native: NativeDecoder | None = None
         self._use_native = dtype is torch.bfloat16 and native_problem(config) is None
         if kernels().prefers_onednn and not exact:
@@ -83,7 +86,7 @@ class ServedModel:
             decoder = self._decoder = self._decoder or _empty_decoder(self.config)
             plain = {name: state[name].detach().to(self.dtype) for name in self._shapes}
             for i, block in enumerate(decoder.blocks):
-                _fill_block(block, f"blocks.{i}.", plain)
+                _fill_block(block, i, plain, self._scope)
             decoder.embedding.weight = _frozen(plain["embedding.weight"].clone())
             decoder.norm.weight = _frozen(plain["norm.weight"].clone())
             head = plain["lm_head.weight" if "lm_head.weight" in plain else "embedding.weight"]
@@ -115,13 +118,41 @@ class ServedModel:
                     fix="start a new run with a lower train.lr.",
                 )
 
-    def hidden(self, ids_T: Tensor, positions_T: Tensor, attend: Attend) -> Tensor:
-        """Final hidden states [T, E]."""
+    def hidden(
+        self,
+        ids_T: Tensor,
+        positions_T: Tensor,
+        attend: Attend,
+        *,
+        adapters: Sequence[AdaptedRows] = (),
+        num_layers: int | None = None,
+    ) -> Tensor:
+        """Final hidden states [T, E].
+
+        Args:
+            ids_T: tokens.
+            positions_T: 0-based within each sequence.
+            attend: attention of each layer.
+            adapters: rows that go through adapters.
+            num_layers: only the first so many, then the norm; None for all.
+        """
         if self._native is not None:
-            return self._native.hidden(ids_T, positions_T, attend)
-        assert self._decoder is not None
-        hidden: Tensor = self._decoder(ids_T, positions_T, attend)
+            return self._native.hidden(
+                ids_T, positions_T, attend, adapters=adapters, num_layers=num_layers
+            )
+        decoder, self._scope.rows = self._decoder, adapters
+        assert decoder is not None
+        x_TE = decoder.embedding(ids_T)
+        cos_TD, sin_TD = decoder.rope(positions_T, x_TE.dtype)
+        for block in decoder.blocks[:num_layers]:
+            x_TE = block(x_TE, cos_TD, sin_TD, attend)
+        hidden: Tensor = decoder.norm(x_TE)
         return hidden
+
+    def adapt(self, lora: Lora) -> list[LayerDeltas]:
+        """An adapter in the form that `hidden` takes; it fits all weights of this model."""
+        packed = PackedDelta if self._native is not None else PlainDelta
+        return [{name: packed(low) for name, low in layer.items()} for layer in lora.layers]
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits [N, V] in fp32."""
@@ -169,10 +200,14 @@ def _check_names(given: Iterable[str], wanted: Iterable[str]) -> None:
         )
 
 
-def _fill_block(block: nn.Module, prefix: str, plain: Mapping[str, Tensor]) -> None:
+def _fill_block(
+    block: nn.Module, number: int, plain: Mapping[str, Tensor], scope: AdapterScope
+) -> None:
+    prefix = f"blocks.{number}."
     for name in _PACKED:
         weight = plain[f"{prefix}{name}.weight"]
-        setattr(block, name, PackedLinear(weight, plain.get(f"{prefix}{name}.bias")))
+        linear = PackedLinear(weight, plain.get(f"{prefix}{name}.bias"))
+        setattr(block, name, AdaptedLinear(linear, number, name, scope))
     for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm"):
         norm = getattr(block, name)
         if norm is not None:

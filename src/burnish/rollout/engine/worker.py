@@ -14,12 +14,15 @@ from burnish.core.errors import UserError, boundary
 from burnish.core.records import GenerateRequest, Generation, GenerationDelta
 from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel
 from burnish.model.config import ModelConfig
+from burnish.model.lora import Lora
 from burnish.rollout.engine.barrier import Barrier
 from burnish.rollout.engine.capabilities import local_capabilities
 from burnish.rollout.engine.engine import EngineCore
+from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.loop import EngineLoop
 from burnish.rollout.engine.reply import Reply, Stream
+from burnish.rollout.engine.speculation.opening import DraftSource
 from burnish.rollout.engine.stats import EngineStats
 from burnish.rollout.engine.stops import Decode
 from burnish.rollout.engine.ticket import Call, Ticket
@@ -42,6 +45,8 @@ class EngineWorker:
         max_outstanding: int = 4096,
         clock: Clock | None = None,
         decode: Decode | None = None,
+        grammars: GrammarCompiler | None = None,
+        draft: DraftSource | None = None,
     ) -> None:
         """Copy the weights and start the thread.
 
@@ -56,22 +61,37 @@ class EngineWorker:
             max_outstanding: requests in flight beyond this many are refused.
             clock: for latencies and the busy ratio.
             decode: tokens to text; requests may have stop strings only with it.
+            grammars: requests may have grammars only with it.
+            draft: a model that guesses, if `limits.speculation` wants one.
 
         Raises:
             UserError: if the weights do not fit the configuration.
         """
+        clock = clock or SystemClock()
         self._core = EngineCore(
-            config, state, version=version, dtype=dtype, limits=limits, decode=decode
+            config,
+            state,
+            version=version,
+            dtype=dtype,
+            limits=limits,
+            decode=decode,
+            grammars=grammars,
+            draft=draft,
+            # With a barrier nothing may depend on the wall clock.
+            clock=clock if barrier is None else None,
         )
         self.capabilities: EngineCapabilities = local_capabilities(
-            config, can_decode=decode is not None
+            config,
+            self._core.limits,
+            can_decode=decode is not None,
+            has_grammars=grammars is not None,
         )
         self._loop = EngineLoop(
             self._core,
             num_threads=num_threads,
             barrier=barrier,
             max_outstanding=max_outstanding,
-            clock=clock or SystemClock(),
+            clock=clock,
         )
 
     @property
@@ -149,6 +169,55 @@ class EngineWorker:
         # Giving 400 MB back takes as long as several steps: not on the engine's thread.
         await asyncio.to_thread(retired.clear)
 
+    async def update_draft(self, state: Mapping[str, Any]) -> None:
+        """Give the draft model weights made for the served version.
+
+        After an update of the served weights it stands aside until it gets some, unless
+        `SpeculationLimits.max_lag` allows for more.
+
+        Raises:
+            UserError: if there is none, or they do not fit; the old ones stay.
+        """
+        await self._call(lambda: self._core.update_draft(state))
+
+    async def add_adapter(
+        self,
+        name: str,
+        lora: Lora,
+        version: int | None = None,
+        inflight: InFlight = InFlight.KEEP,
+    ) -> None:
+        """Let requests name a LoRA adapter; a name that is known gets new weights.
+
+        `inflight` says what becomes of its running requests. Their tokens carry `version`, or the
+        model's if that is newer.
+
+        Raises:
+            UserError: if the name is empty, or the version not newer than its last.
+        """
+        with boundary(FailureKind.INFRA, "rollout.engine: packing an adapter"):
+            layers = await asyncio.to_thread(self._core.adapt, lora)
+        core = self._core
+
+        def run() -> None:
+            served = core.weight_version if version is None else version
+            self._loop.deliver(core.adapters.add(name, layers, served, inflight))
+
+        await self._call(run)
+
+    async def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; its running requests end as aborted.
+
+        Raises:
+            UserError: if it is not known.
+        """
+        await self._call(lambda: self._loop.deliver(self._core.adapters.remove(name)))
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that requests may use."""
+        return self._core.adapters.names
+
     async def pause(self) -> None:
         """Stand still after the present step (with a barrier: wave). Idempotent."""
         await self._call(lambda: self._set_paused(True))
@@ -196,14 +265,14 @@ class EngineWorker:
         num_tokens: int = await self._call(lambda: self._core.adopt(ids, layers))
         return num_tokens
 
-    async def pin(self, prefix_ids: Seq[int]) -> int:
+    async def pin(self, prefix_ids: Seq[int], adapter: str | None = None) -> int:
         """Keep a prefix, such as a system prompt, in the cache from its first use on.
 
         It survives weight updates (its pages are computed anew at the next use). Pins give way
         only where a request could not run otherwise. Returns a number for `unpin`.
         """
         ids = tuple(prefix_ids)
-        number: int = await self._call(lambda: self._core.pin(ids))
+        number: int = await self._call(lambda: self._core.pin(ids, adapter))
         return number
 
     async def unpin(self, number: int) -> None:

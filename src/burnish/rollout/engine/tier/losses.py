@@ -17,14 +17,14 @@ def lost_requests(losses: Losses, work: Seq[Work]) -> dict[Sequence, Failure]:
     A full disk ends the request that holds the most: that frees the most for all others.
     """
     lost: dict[Sequence, Failure] = {}
-    for sequence, _ in work if losses.pages else ():
+    for sequence, *_ in work if losses.pages else ():
         problem = next(
             (losses.pages[page] for page in sequence.pages if page in losses.pages), None
         )
         if problem is not None:
             lost[sequence] = _failure(f"keys and values of this request were lost: {problem}")
     if losses.full is not None and not lost:
-        largest = max((sequence for sequence, _ in work), key=_num_pages)
+        largest = max((sequence for sequence, *_ in work), key=_num_pages)
         lost[largest] = _failure(
             f"keys and values of this request do not fit: {losses.full}; raise engine.kv.disk_mb "
             "or engine.kv.ram_mb, or free space in engine.kv.disk_dir"

@@ -1,0 +1,1 @@
+"""Guessing tokens cheaply and checking several of them in one forward."""
