@@ -29,6 +29,7 @@ from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
+from burnish.rollout.engine.placement import find_device
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import seed_key
@@ -79,6 +80,7 @@ class EngineCore:
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
+        self._device = find_device(self.limits.device)
         self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
@@ -94,7 +96,7 @@ class EngineCore:
         self._scheduler = Scheduler(memory, self.limits)
         self.adapters = Adapters(known, self._scheduler)
         """Those that requests can name."""
-        target = Served(config, dtype, version, self.limits.exact)
+        target = Served(config, dtype, version, self.limits.exact, self._device)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )
@@ -211,7 +213,9 @@ class EngineCore:
             UserError: if the state cannot be served.
         """
         return Prepared(
-            ServedModel(self.config, state, self.dtype, exact=self.limits.exact),
+            ServedModel(
+                self.config, state, self.dtype, exact=self.limits.exact, device=self._device
+            ),
             digest(state, self.dtype),
         )
 

@@ -16,6 +16,7 @@ from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.drawing import NOT_FINITE, Decision, decide
 from burnish.rollout.engine.grammar import GrammarLimitError
 from burnish.rollout.engine.masks import allowed_by, limit_failure
+from burnish.rollout.engine.placement import placed
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.score import score_sampled
 from burnish.rollout.engine.sequence import Sequence
@@ -41,7 +42,7 @@ class Stepper:
         work, speculator = self._scheduler.next_work(), self._speculator
         if not work:
             return []
-        with torch.inference_mode():
+        with torch.inference_mode(), placed(model.device):
             if speculator is None:
                 return self._compute(model, cache, batch.arranged(work), version)
             memory = self._scheduler.memory
