@@ -1,6 +1,6 @@
 """Every case of `CASES` on the CPU and on a second device; prints what differs, as JSON.
 
-    python far_engine.py FOLDER DEVICE     FOLDER holds the conftest.py with the tiny decoder
+python far_engine.py FOLDER DEVICE     FOLDER holds the conftest.py with the tiny decoder
 """
 
 import json
