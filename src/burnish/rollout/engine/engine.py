@@ -24,6 +24,7 @@ from burnish.model.lora import LayerDeltas, Lora
 from burnish.rollout.engine import score as scoring
 from burnish.rollout.engine.adapter_service import Adapters
 from burnish.rollout.engine.adapters import AdapterSet
+from burnish.rollout.engine.argument_types import check_version, member
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.grammar import GrammarCompiler
@@ -41,7 +42,7 @@ from burnish.rollout.engine.stops import Decode, StopText
 from burnish.rollout.engine.tier.cache import TieredCache
 from burnish.rollout.engine.tier.limits import TierStats
 from burnish.rollout.engine.tier.opening import open_engine_cache
-from burnish.rollout.engine.validation import Bounds, validate
+from burnish.rollout.engine.validation import Bounds, check_ids, validate
 from burnish.rollout.engine.weights import Prepared, ServedModel
 
 
@@ -229,6 +230,8 @@ class EngineCore:
         Raises:
             UserError: if the state cannot be served; the old weights stay.
         """
+        inflight = member(InFlight, inflight)
+        check_version(version)
         if version <= self.weight_version:
             raise UserError(
                 f"weight version {version} is not newer than the served {self.weight_version}.",
@@ -268,7 +271,8 @@ class EngineCore:
         Raises:
             UserError: if the engine must compute them itself.
         """
-        assert self._cache is not None, "a sleeping engine was asked to work"
+        if self._cache is None:
+            raise UserError("the engine sleeps: it has no cache to fill.", fix="wake it first.")
         return adopt(self._cache, self._scheduler.memory, tokens, layers, self.limits)
 
     def forget_prefixes(self) -> None:
@@ -285,7 +289,11 @@ class EngineCore:
         """Keep a prefix in the cache once it is computed, over weight updates too.
 
         Pins give way only where a request could not run otherwise. Returns a number for `unpin`.
+
+        Raises:
+            UserError: if it is no prefix of any request, or the adapter is not known.
         """
+        check_ids("the pinned prefix", prefix_ids, self.config.vocab_size)
         served = self.adapters.get(adapter)
         return self._scheduler.memory.pin(prefix_ids, served and served.key)
 
@@ -295,7 +303,7 @@ class EngineCore:
 
     def sleep(self, level: SleepLevel) -> None:
         """Give memory back. Requests keep their tokens and go on after `wake`."""
-        scheduler = self._scheduler
+        scheduler, level = self._scheduler, member(SleepLevel, level)
         for sequence in everyone(scheduler):
             scheduler.restart(sequence)
         if self._speculator is not None:
