@@ -234,3 +234,17 @@ def test_a_grammar_of_the_empty_text_needs_a_stop_token(
         core.add(request_for("a", [1], **empty))
     found = run(core, request_for("b", [1], stop_token_ids=(STOP,), **empty))["b"]
     assert found.token_ids == (STOP,)
+
+
+@pytest.mark.parametrize("unknown", [10**6, -7])
+def test_a_stop_token_that_the_model_lacks_changes_nothing_under_a_grammar(
+    unknown: int, decoder: Decoder, compiler: GrammarCompiler, request_for: Ask
+) -> None:
+    params = {"max_tokens": 9, "grammar": regex("a{1,3}b"), "seed": 3}
+    found = run(
+        core_for(decoder, compiler),
+        request_for("a", [1], stop_token_ids=(unknown,), **params),
+        request_for("b", [1], **params),
+    )
+    assert found["a"].token_ids == found["b"].token_ids
+    assert found["a"].stop_reason is found["b"].stop_reason is StopReason.STOP

@@ -176,12 +176,13 @@ class EngineCore:
         """
         self.validate(request)
         params, stop_text, grammar = request.params, None, None
+        stops = self._bounds.stops(params)
         if params.stop:
             assert self._decode is not None
             stop_text = StopText(params.stop, self._decode)
         if params.grammar is not None:
             assert self._grammars is not None
-            grammar = self._grammars.compile(params.grammar, params.stop_token_ids)
+            grammar = self._grammars.compile(params.grammar, stops)
         sequence = Sequence(
             request,
             self._bounds.max_length(request),
@@ -190,6 +191,7 @@ class EngineCore:
             grammar,
             self.adapters.get(request.adapter),
         )
+        sequence.stops = stops
         self._scheduler.add(sequence)
         return sequence
 

@@ -8,6 +8,7 @@ Shapes: V rows of the model's vocabulary.
 
 import json
 from collections import OrderedDict
+from collections.abc import Collection
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,7 +56,7 @@ class GrammarCompiler:
         self.vocab_size = vocab_size
         self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
 
-    def compile(self, grammar: Grammar, stop_token_ids: tuple[int, ...]) -> "GrammarState":
+    def compile(self, grammar: Grammar, stop_token_ids: Collection[int]) -> "GrammarState":
         """The state before the first token.
 
         Raises:
@@ -72,7 +73,7 @@ class GrammarCompiler:
             raise _refused(grammar, "only the empty text matches it, and no stop token ends that")
         return self._start(compiled.matcher, stop_token_ids)
 
-    def _start(self, matcher: "LLMatcher", stop_token_ids: tuple[int, ...]) -> "GrammarState":
+    def _start(self, matcher: "LLMatcher", stop_token_ids: Collection[int]) -> "GrammarState":
         ends = list(self._tokenizer.eos_tokens)
         return GrammarState(matcher.deep_copy(), stop_token_ids, ends, self.vocab_size)
 
@@ -111,7 +112,7 @@ class GrammarState:
     def __init__(
         self,
         matcher: "LLMatcher",
-        stop_token_ids: tuple[int, ...],
+        stop_token_ids: Collection[int],
         end_ids: list[int],
         vocab_size: int,
     ) -> None:
@@ -135,8 +136,9 @@ class GrammarState:
         return self._matcher.is_stopped()
 
     def allowed_bits(self) -> NDArray[np.uint8]:
-        """Bits [V / 8], the first token lowest: which tokens may come next. None is set behind a
-        complete text without stop tokens, or where the model lacks the token.
+        """Bits [V / 8], the first token lowest: which tokens may come next.
+
+        None is set behind a complete text without stop tokens, or where the model lacks the token.
 
         Raises:
             GrammarLimitError: if the library gives up on this text.

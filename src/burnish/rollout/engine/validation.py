@@ -40,6 +40,10 @@ class Bounds(NamedTuple):
         wanted = len(request.prompt_ids) + request.params.max_tokens
         return min(wanted, self.config.max_position_embeddings)
 
+    def stops(self, params: SamplingParams) -> frozenset[int]:
+        """Stop tokens that the model can sample; a tokenizer may have more tokens than it."""
+        return frozenset(t for t in params.stop_token_ids if 0 <= t < self.config.vocab_size)
+
 
 def validate(request: GenerateRequest, bounds: Bounds) -> None:
     """Refuse a request that could never run.
@@ -131,13 +135,7 @@ def _check_params(params: SamplingParams, where: str) -> None:
 
 
 def _check_stops(params: SamplingParams, bounds: Bounds, where: str) -> None:
-    stops, vocabulary = frozenset(params.stop_token_ids), bounds.config.vocab_size
-    if stops and not 0 <= min(stops) <= max(stops) < vocabulary:
-        raise UserError(
-            f"{where} a stop token is outside 0..{vocabulary - 1}.",
-            fix="name stop tokens of the model's own tokenizer.",
-        )
-    if params.min_tokens and len(stops) == vocabulary:
+    if params.min_tokens and len(bounds.stops(params)) == bounds.config.vocab_size:
         raise UserError(
             f"{where} min_tokens is {params.min_tokens}, but every token is a stop token.",
             fix="set min_tokens to 0, or name fewer stop tokens.",
@@ -163,5 +161,5 @@ def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> Non
                 f"{where} it has a grammar, but the engine was given no tokenizer for it.",
                 fix="start the engine with `grammars`, or leave the grammar out.",
             )
-        bounds.grammars.compile(request.params.grammar, request.params.stop_token_ids)
+        bounds.grammars.compile(request.params.grammar, bounds.stops(request.params))
     bounds.adapters.get(request.adapter)
