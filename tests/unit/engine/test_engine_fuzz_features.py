@@ -178,7 +178,7 @@ def test_traffic_over_all_features_equals_a_reference_that_recomputes_everything
 ) -> None:
     case = CASES[name]
     run = Run(case, make_decoder, dense_logprobs)
-    run.play(12 if "tier" in case.sizes else 30)
+    run.play(20 if "tier" in case.sizes else 30)
     run.check()
     counters = run.core.counters
     if case.kind is not Speculation.OFF:
