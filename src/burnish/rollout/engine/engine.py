@@ -88,6 +88,7 @@ class EngineCore:
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
+        self._past_tier = TierStats()
         if isinstance(self._cache, TieredCache):
             self._bounds = self._bounds._replace(attended_pages=self._cache.num_frames // 2)
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
@@ -351,13 +352,17 @@ class EngineCore:
     def close(self) -> None:
         """Give back the cache, on disk too."""
         if self._cache is not None:
+            past = self.tier._replace(ram_bytes=0, disk_bytes=0)
             self._cache.close()
-            self._cache = None
+            self._cache, self._past_tier = None, past
 
     @property
     def tier(self) -> TierStats:
         """What lies in memory and on disk, where the cache has both."""
-        return self._cache.stats if isinstance(self._cache, TieredCache) else TierStats()
+        cache = self._cache
+        if isinstance(cache, TieredCache):
+            return cache.stats.after(self._past_tier)
+        return self._past_tier
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
