@@ -131,7 +131,7 @@ class _Rows:
             allowed.apply(logits_MV[place[row]])
         allowed_of = dict(zip(self.held, self._masks, strict=True))
         for row, sequence in self._stops:
-            stops = [token for token in sequence.stops if 0 <= token < logits_MV.shape[1]]
+            stops = list(sequence.stops)
             mask = allowed_of.get(row)
             # Where a text can only end, it ends, however short.
             if mask is None or mask.allows_beside(stops):

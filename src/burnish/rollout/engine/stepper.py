@@ -91,7 +91,7 @@ class Stepper:
     ) -> Generation | Failure | None:
         """Give a sequence its tokens; what became of it, if that ended it."""
         sequence, draft = piece.sequence, piece.draft
-        reason, failure = None, decision.failure
+        reason = failure = None
         if sequence.adapter is not None:
             version = max(version, sequence.adapter.version)
         for place, token in enumerate(decision.tokens):
@@ -106,6 +106,9 @@ class Stepper:
                 failure = limit_failure(error)
             if reason is not None or failure is not None:
                 break
+        else:
+            # Whatever is wrong behind the token that ends a request does not concern it.
+            failure = decision.failure
         is_over = reason is not None or failure is not None
         if draft.tokens and self._speculator is not None:
             accepted = len(decision.tokens) - (decision.failure is None)

@@ -16,8 +16,9 @@ from burnish.model.kernels.library import kernels
 from burnish.model.kernels.matrix import all_finite
 from burnish.model.kernels.native_adapted import PackedDelta
 from burnish.model.kernels.native_decoder import NativeDecoder, native_problem
-from burnish.model.lora import AdaptedRows, LayerDeltas, Lora
+from burnish.model.lora import AdaptedRows, LayerDeltas, Lora, refuse_unfit
 from burnish.model.rope import inverse_frequencies
+from burnish.rollout.engine.argument_types import check_one
 from burnish.rollout.engine.linear import AdaptedLinear, AdapterScope, PackedLinear, PlainDelta
 from burnish.rollout.engine.placement import CPU
 
@@ -106,9 +107,11 @@ class ServedModel:
         Raises:
             UserError: naming the first offending tensor.
         """
+        check_one("the state of the weights", state, (Mapping,))
         _check_names(state.keys(), self._shapes.keys())
         for name, shape in self._shapes.items():
             tensor = state[name]
+            check_one(f"weight {name}", tensor, (Tensor,))
             if tuple(tensor.shape) != shape:
                 raise UserError(
                     f"weight {name} has shape {tuple(tensor.shape)}, the engine serves {shape}.",
@@ -156,11 +159,14 @@ class ServedModel:
         return hidden
 
     def adapt(self, lora: Lora) -> list[LayerDeltas]:
-        """An adapter in the form that `hidden` takes; it fits all weights of this model."""
+        """An adapter in the form that `hidden` takes; it fits all weights of this model.
+
+        Raises:
+            UserError: if it was made for another model, or is not finite.
+        """
+        refuse_unfit(lora, self.config)
         if self._native is not None:
-            return [
-                {name: PackedDelta(low) for name, low in layer.items()} for layer in lora.layers
-            ]
+            return [{name: PackedDelta(low) for name, low in x.items()} for x in lora.layers]
         device = self.device
         return [{name: PlainDelta(low, device) for name, low in x.items()} for x in lora.layers]
 
