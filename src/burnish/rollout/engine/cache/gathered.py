@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnish.core.vocabulary import KvDtype
-from burnish.model.kernels.attention import lazy_zeros
+from burnish.model.kernels.memory import lazy_zeros
 from burnish.rollout.engine.cache.buckets import bucket_rows
 from burnish.rollout.engine.cache.codec import quantize, restore
 from burnish.rollout.engine.cache.step import Choice, Step, Visibility
