@@ -137,6 +137,14 @@ INLINE void take_next(const row_task *t, const row_task *after, int64_t head, in
     }
 }
 
+/* Products with the values fetch as many units of the next block as they have themselves. */
+INLINE void fetch_rest(const page_store *s, const key_block *block) {
+    for (int u = block->units; u < BLOCK_UNITS; u++)
+        if (block->next_values[u] != block->values[0])
+            for (int64_t i = 0; i < unit_bytes(s); i += LINE_BYTES)
+                fetch(block->next_values[u] + i);
+}
+
 /* Scores of one row to weights; returns by how much what was summed before fades. */
 INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t position,
                    float *scores, uint32_t *weights, float *top, float *sums, float step,
@@ -268,6 +276,7 @@ INLINE void run_part(const row_task *t, const row_task *after, int64_t part, con
             for (; row < end_row; row += tile)
                 add_block(t, &block, row, end_row - row < tile ? (int)(end_row - row) : tile, w,
                           products);
+            fetch_rest(t->store, &block);
         }
     }
 }
