@@ -65,7 +65,7 @@ class PlainDelta:
 
     def __init__(self, low_rank: LowRank) -> None:
         """Keep copies."""
-        self._down_IR, self._up_RO = (matrix.clone().T for matrix in low_rank)
+        self._down_IR, self._up_RO = low_rank.down_RI.clone().T, low_rank.up_OR.clone().T
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """What is added to the rows' products, fp32 [T, O]."""

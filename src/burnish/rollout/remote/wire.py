@@ -59,10 +59,12 @@ class Wire:
         *,
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        is_text: bool = False,
     ) -> Any:
-        """As `get`, with a JSON body."""
+        """As `get`, with a JSON body; an answer that `is_text` is not read."""
         async with self._request("POST", path, body, timeout_s, query) as response:
-            return self._json(await self._body(response))
+            data = await self._body(response)
+            return None if is_text else self._json(data)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
         """The server-sent events of an answer, up to `[DONE]`; closing it hangs up.
