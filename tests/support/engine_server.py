@@ -199,19 +199,6 @@ class EngineServer:
         *_, last = [delta async for delta in self.deltas(prompt, params, adapter)]
         return last
 
-    async def scores(self, prompt: list[int], adapter: str | None) -> tuple[float, ...]:
-        """Log-probs of a prompt."""
-        if adapter is None or adapter in self.ineffective:
-            return await self.engine.score(prompt)
-        request = GenerateRequest(
-            request_id=f"score/{self.number}/{id(prompt)}",
-            prompt_ids=tuple(prompt),
-            params=SamplingParams(max_tokens=0),
-            prompt_logprobs=True,
-            adapter=adapter,
-        )
-        return (await self.engine.generate(request)).prompt_logprobs
-
     def cards(self) -> list[dict[str, Any]]:
         """Of `/v1/models`."""
         served = sorted({*self.engine.adapters, *self.ineffective} - self._unloaded)
@@ -394,7 +381,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
         delta = await server.whole(body["token_ids"], params, adapter)
         answer: dict[str, Any] = {"choices": [choice(delta)]}
         if asked.get("prompt_logprobs") is not None:
-            scores = await server.scores(body["token_ids"], adapter)
+            scores = await server.engine.score(body["token_ids"])
             rows = zip(body["token_ids"][1:], scores[1:], strict=True)
             answer["prompt_logprobs"] = [None, *({str(t): {"logprob": v}} for t, v in rows)]
         return web.json_response(answer)
@@ -526,7 +513,7 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         delta = await server.whole(body["input_ids"], params, adapter)
         answer = event(delta, len(delta.token_ids))
         if body.get("logprob_start_len") == 0:
-            scores = await server.scores(body["input_ids"], adapter)
+            scores = await server.engine.score(body["input_ids"])
             pairs = zip(body["input_ids"], (None, *scores[1:]), strict=True)
             answer["meta_info"]["input_token_logprobs"] = [[v, t, None] for t, v in pairs]
         return web.json_response(answer)

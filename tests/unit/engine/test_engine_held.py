@@ -161,16 +161,14 @@ def test_a_text_too_much_for_its_grammar_fails_alone(
     request_for: Ask,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, calls = masks._walk, 0
+    real, calls = masks.allowed_together, 0
 
-    def limited(state: Any, guesses: Any) -> Any:
+    def limited(states: Any, executor: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 3:
-            raise GrammarLimitError("too many items")
-        return real(state, guesses)
+        return [GrammarLimitError("too many items")] if calls == 3 else real(states, executor)
 
-    monkeypatch.setattr(masks, "_walk", limited)
+    monkeypatch.setattr(masks, "allowed_together", limited)
     core = core_for(decoder, compiler)
     found = run(
         core,

@@ -8,6 +8,7 @@ Shapes: V rows of the model's vocabulary.
 
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from burnish.core.records import Grammar
 from burnish.core.vocabulary import GrammarKind
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 _CACHED_GRAMMARS = 256
 
@@ -115,15 +116,21 @@ class GrammarState:
             GrammarLimitError: if the library gives up on this text.
         """
         if self._matcher.is_stopped():
-            self._raise_if_broken()
-            bits, may_end = np.zeros(4 * len(self._words), dtype=np.uint8), True
-        else:
-            may_end = self._matcher.is_accepting()
-            self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * len(self._words))
-            self._raise_if_broken()
-            bits = self._words.numpy().view(np.uint8).copy()
-            for token in self._end_ids:
-                bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+            return self._with_ends(np.zeros(self.mask_bytes, dtype=np.uint8))
+        self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), self.mask_bytes)
+        return self._with_ends(self._words.numpy().view(np.uint8).copy())
+
+    @property
+    def mask_bytes(self) -> int:
+        """Of `allowed_bits`."""
+        return 4 * len(self._words)
+
+    def _with_ends(self, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """What the library allows, with the request's own ends in place of the grammar's."""
+        self._raise_if_broken()
+        may_end = self._matcher.is_stopped() or self._matcher.is_accepting()
+        for token in self._end_ids:
+            bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
         for token in self._stops:
             bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
             bits[token >> 3] |= may_end << (token & 7)
@@ -164,6 +171,28 @@ class GrammarState:
     def _raise_if_broken(self) -> None:
         if self._matcher.is_error():
             raise GrammarLimitError(_joined(self._matcher.get_error()))
+
+
+def allowed_together(
+    states: Sequence[GrammarState], executor: "LLExecutor"
+) -> list["NDArray[np.uint8] | GrammarLimitError"]:
+    """`allowed_bits` of many texts of one vocabulary, by the threads of `executor`."""
+    if not states:
+        return []
+    size = states[0].mask_bytes
+    rows = np.zeros((len(states), size), dtype=np.uint8)
+    open_texts = [
+        (state._matcher, row) for row, state in enumerate(states) if not state.is_complete
+    ]
+    if open_texts:
+        executor.unsafe_compute_mask_ptr(open_texts, rows.ctypes.data, size, len(states))
+    found: list[NDArray[np.uint8] | GrammarLimitError] = []
+    for state, bits in zip(states, rows, strict=True):
+        try:
+            found.append(state._with_ends(bits))
+        except GrammarLimitError as error:
+            found.append(error)
+    return found
 
 
 class GrammarLimitError(Exception):

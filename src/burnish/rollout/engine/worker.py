@@ -316,6 +316,7 @@ class EngineWorker:
             free_pages=core.free_pages,
             num_pages=core.limits.num_pages,
             saved_bytes=core.saved_bytes,
+            num_adapters=len(core.adapters.names),
             tier=core.tier,
             queue=meter.queue.snapshot(),
             first_token=meter.first_token.snapshot(),

@@ -7,22 +7,25 @@ started anew is told apart from one that has them.
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
+from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.model.config import ModelConfig
 from burnish.model.lora import load_lora
 from burnish.model.lora_directory import save_lora
-from burnish.rollout.remote.delivery import PROBE_IDS, score_fresh
-from burnish.rollout.remote.dialect import Dialect
+from burnish.rollout.remote.delivery import PROBE_IDS
+from burnish.rollout.remote.dialect import Ask, Dialect
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
 from burnish.rollout.remote.replica import Replica
 
 _LOG = logging.getLogger(__name__)
 OWN_PREFIX = "burnish-adapter-"
+_PROBE_TOKENS = 4
 
 
 class RemoteAdapter(NamedTuple):
@@ -171,10 +174,21 @@ class RemoteAdapters:
         await dialect.load_adapter(wire, adapter.served, adapter.folder, self._timeout_s)
         if adapter.is_zero:
             return
-        base = await score_fresh(dialect, replica, PROBE_IDS)
-        if await score_fresh(dialect, replica, PROBE_IDS, adapter.served) == base:
-            what = f"adapter {adapter.name!r}: it scores the probe exactly as without it"
+        base = await self._answer(replica, None)
+        if await self._answer(replica, adapter.served) == base:
+            what = f"adapter {adapter.name!r}: it answers the probe exactly as without it"
             raise RemoteFailure(RemoteProblem.NOT_DELIVERED, replica.url, what)
+
+    async def _answer(self, replica: Replica, adapter: str | None) -> list[float]:
+        """To a fixed probe, as log-probs of the likeliest tokens, with nothing reused."""
+        params = SamplingParams(max_tokens=_PROBE_TOKENS, temperature=0.0)
+        request = GenerateRequest(request_id="probe", prompt_ids=PROBE_IDS, params=params)
+        ask = Ask(request, replica.facts.model, secrets.token_hex(8), adapter)
+        logprobs: list[float] = []
+        async with aclosing(self._dialect.generate(replica.wire, ask)) as chunks:
+            async for chunk in chunks:
+                logprobs += chunk.logprobs
+        return logprobs
 
     async def restore(self, replica: Replica, *, everything: bool = False) -> None:
         """Give a server the adapters that it lacks, or all.

@@ -55,10 +55,10 @@ async def deliver(
 
 
 async def score_fresh(
-    dialect: Dialect, replica: Replica, token_ids: Sequence[int], adapter: str | None = None
+    dialect: Dialect, replica: Replica, token_ids: Sequence[int]
 ) -> tuple[float, ...]:
     """Scores over keys and values of their own: nothing that was computed before is reused."""
     if not token_ids:
         return ()
     salt = secrets.token_hex(8)
-    return await dialect.score(replica.wire, token_ids, replica.facts.model, salt, adapter)
+    return await dialect.score(replica.wire, token_ids, replica.facts.model, salt)

@@ -134,12 +134,7 @@ class Dialect(Protocol):
         ...
 
     async def score(
-        self,
-        wire: Wire,
-        token_ids: Sequence[int],
-        model: str,
-        salt: str,
-        adapter: str | None = None,
+        self, wire: Wire, token_ids: Sequence[int], model: str, salt: str
     ) -> tuple[float, ...]:
         """Log-prob of each token given those before it; the first is 0.0."""
         ...

@@ -98,16 +98,11 @@ class OpenAiDialect:
             raise RemoteFailure(RemoteProblem.LOST, wire.url, "the stream had no end")
 
     async def score(
-        self,
-        wire: Wire,
-        token_ids: Sequence[int],
-        model: str,
-        salt: str,
-        adapter: str | None = None,
+        self, wire: Wire, token_ids: Sequence[int], model: str, salt: str
     ) -> tuple[float, ...]:
         """See `Dialect`: the prompt, echoed with log-probs, and one token that is not used."""
         params = SamplingParams(max_tokens=1, temperature=0.0)
-        answer = await wire.post(_PATH, _body(adapter or model, token_ids, params) | {"echo": True})
+        answer = await wire.post(_PATH, _body(model, token_ids, params) | {"echo": True})
         values = field(wire.url, answer, "choices", 0, "logprobs", "token_logprobs", kind=list)
         if len(values) < len(token_ids):
             what = f"{len(token_ids)} tokens were scored with {len(values)} values"

@@ -147,12 +147,7 @@ class SglangDialect:
             raise RemoteFailure(RemoteProblem.LOST, wire.url, "the stream had no end")
 
     async def score(
-        self,
-        wire: Wire,
-        token_ids: Sequence[int],
-        model: str,
-        salt: str,
-        adapter: str | None = None,
+        self, wire: Wire, token_ids: Sequence[int], model: str, salt: str
     ) -> tuple[float, ...]:
         """See `Dialect`."""
         body = {
@@ -162,8 +157,6 @@ class SglangDialect:
             "logprob_start_len": 0,
             "extra_key": salt,
         }
-        if adapter is not None:
-            body["lora_path"] = adapter
         answer = await wire.post("/generate", body)
         rows = field(wire.url, answer, "meta_info", "input_token_logprobs", kind=list)
         if [field(wire.url, row, 1, kind=int) for row in rows] != list(token_ids):

@@ -63,6 +63,18 @@ _BASE = frozenset(
         EngineFeature.PAUSE,
     }
 )
+# Seen in 0.32 on a CPU that was started with --enable-lora: new weights reach the embedding and the
+# norms but not the packed matrices, and prompt log-probs in a batch with an adapter end the server.
+_NOT_BESIDE_ADAPTERS = frozenset(
+    {
+        EngineFeature.UPDATE_WEIGHTS,
+        EngineFeature.INFLIGHT_KEEP,
+        EngineFeature.INFLIGHT_RECOMPUTE,
+        EngineFeature.INFLIGHT_ABORT,
+        EngineFeature.SCORE,
+        EngineFeature.PROMPT_LOGPROBS,
+    }
+)
 _SCOPES = {
     "raw_logprobs": LogprobScope.RAW,
     "processed_logprobs": LogprobScope.SAMPLED,
@@ -153,16 +165,11 @@ class VllmDialect:
         yield last._replace(end=last.end._replace(cached_tokens=cached))
 
     async def score(
-        self,
-        wire: Wire,
-        token_ids: Sequence[int],
-        model: str,
-        salt: str,
-        adapter: str | None = None,
+        self, wire: Wire, token_ids: Sequence[int], model: str, salt: str
     ) -> tuple[float, ...]:
         """See `Dialect`."""
         body = {
-            "model": adapter or model,
+            "model": model,
             "token_ids": list(token_ids),
             "sampling_params": {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True},
             "cache_salt": salt,
@@ -272,6 +279,8 @@ def _features(config: dict[str, Any]) -> frozenset[EngineFeature]:
         found.add(EngineFeature.SPECULATION)
     if config.get("lora_config"):
         found.add(EngineFeature.ADAPTERS)
+        if _setting(config, "device_config", "device") == "cpu":
+            found -= _NOT_BESIDE_ADAPTERS
     if _grammars(config):
         found.add(EngineFeature.GRAMMAR)
     return frozenset(found)
