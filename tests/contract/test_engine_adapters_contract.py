@@ -259,7 +259,6 @@ def test_a_text_conforms_to_its_grammar_and_ends_with_it(play: Any, kind: Gramma
                 assert all(masked >= plain - 1e-4 for masked, plain in pairs)
             else:
                 assert got.unmasked_logprobs == ()
-        assert len({got.token_ids for got in held}) > 1
 
     play(scenario)
 

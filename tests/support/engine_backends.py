@@ -222,7 +222,7 @@ class VllmProcess:
 # Started so, as two servers: with adapters it cannot do all that it can without.
 REAL = {
     "real_vllm": (),
-    "real_vllm_adapters": ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8"),
+    "real_vllm_adapters": ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "8"),
 }
 BACKENDS = [
     "worker",

@@ -13,10 +13,12 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.model.config import ModelConfig
-from burnish.model.lora import load_lora
+from burnish.model.lora import Lora, LowRank, load_lora
 from burnish.model.lora_directory import save_lora
 from burnish.rollout.remote.delivery import PROBE_IDS
 from burnish.rollout.remote.dialect import Ask, Dialect
@@ -26,6 +28,8 @@ from burnish.rollout.remote.replica import Replica
 _LOG = logging.getLogger(__name__)
 OWN_PREFIX = "burnish-adapter-"
 _PROBE_TOKENS = 4
+# What requests that name none go through, where there is one.
+_PLAIN = ""
 
 
 class RemoteAdapter(NamedTuple):
@@ -65,6 +69,14 @@ def written(
     return adapter._replace(folder=folder, is_zero=lora.is_zero)
 
 
+def plain_adapter(served: str, folder: Path, model: ModelConfig) -> RemoteAdapter:
+    """One that adds nothing, for servers that need it beside others."""
+    width, heads = model.hidden_size, model.num_heads * model.head_dim
+    nothing = LowRank(torch.zeros(1, heads), torch.zeros(width, 1))
+    save_lora(Lora(({"output": nothing},)), folder, model)
+    return RemoteAdapter(_PLAIN, served, -1, folder, is_zero=True)
+
+
 class RemoteAdapters:
     """Changed by the client's loop only; names may be read from any thread."""
 
@@ -76,7 +88,7 @@ class RemoteAdapters:
     @property
     def names(self) -> tuple[str, ...]:
         """All, sorted."""
-        return tuple(sorted(self._by_name))
+        return tuple(sorted(name for name in self._by_name if name != _PLAIN))
 
     @property
     def loaded(self) -> Sequence[RemoteAdapter]:
@@ -89,15 +101,15 @@ class RemoteAdapters:
         self._by_name = {name: RemoteAdapter(name, name) for name in own}
 
     def get(self, name: str | None) -> RemoteAdapter | None:
-        """None for no name.
+        """None for no name, or the one that adds nothing.
 
         Raises:
             UserError: if it is not known.
         """
         if name is None:
-            return None
+            return self._by_name.get(_PLAIN)
         found = self._by_name.get(name)
-        if found is None:
+        if found is None or name == _PLAIN:
             raise UserError(
                 f"the servers know no adapter {name!r} (they have "
                 f"{', '.join(self.names) or 'none'}).",
@@ -131,7 +143,8 @@ class RemoteAdapters:
             UserError: its name or version is refused, or it is, by all servers.
             RemoteFailure: no server has it.
         """
-        self.check_new(adapter.name, adapter.version)
+        if adapter.name != _PLAIN:
+            self.check_new(adapter.name, adapter.version)
         answers = await asyncio.gather(
             *(self.deliver(replica, adapter) for replica in replicas), return_exceptions=True
         )
@@ -174,7 +187,8 @@ class RemoteAdapters:
         await dialect.load_adapter(wire, adapter.served, adapter.folder, self._timeout_s)
         if adapter.is_zero:
             return
-        base = await self._answer(replica, None)
+        plain = self.get(None)
+        base = await self._answer(replica, plain and plain.served)
         if await self._answer(replica, adapter.served) == base:
             what = f"adapter {adapter.name!r}: it answers the probe exactly as without it"
             raise RemoteFailure(RemoteProblem.NOT_DELIVERED, replica.url, what)

@@ -15,7 +15,13 @@ class Counters:
         self.queue, self.first_token, self.inter_token = Timer(), Timer(), Timer()
 
     def snapshot(
-        self, *, uptime_s: float, busy_s: float, num_outstanding: int, num_running: int
+        self,
+        *,
+        uptime_s: float,
+        busy_s: float,
+        num_outstanding: int,
+        num_running: int,
+        num_adapters: int,
     ) -> EngineStats:
         """As seen from here: the servers count their own steps."""
         return EngineStats(
@@ -35,6 +41,7 @@ class Counters:
             adapted_tokens=self.adapted_tokens,
             held_tokens=self.held_tokens,
             num_outstanding=num_outstanding,
+            num_adapters=num_adapters,
             num_running=num_running,
             num_waiting=0,
             # Of the servers' caches nothing is known here.

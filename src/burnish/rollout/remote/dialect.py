@@ -88,6 +88,8 @@ class ServerFacts(NamedTuple):
     """LoRA adapters that it serves."""
     max_adapter_rank: int | None = None
     """Largest rank of an adapter, if it says."""
+    needs_plain_adapter: bool = False
+    """Whether requests without an adapter are only right through one that adds nothing."""
     grammars: frozenset[GrammarKind] = frozenset()
     """Languages of grammars that it reads."""
 

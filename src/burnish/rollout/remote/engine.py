@@ -26,7 +26,7 @@ from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel
 from burnish.model.config import ModelConfig
 from burnish.model.published import Published, publish
 from burnish.rollout.engine.stats import EngineStats
-from burnish.rollout.remote.adapters import OWN_PREFIX, RemoteAdapter, written
+from burnish.rollout.remote.adapters import OWN_PREFIX, RemoteAdapter, plain_adapter, written
 from burnish.rollout.remote.capabilities import shared_capabilities
 from burnish.rollout.remote.checks import refuse_ids, refuse_unfit
 from burnish.rollout.remote.config import RemoteConfig
@@ -282,7 +282,7 @@ class RemoteEngine:
             await self._send(published, self.weight_version, InFlight.ABORT)
             await self._run(self._fleet.restore_adapters)
         self._asleep = None
-        await self._run(self._rouse)
+        await self._run(self._fleet.rouse)
 
     async def close(self) -> None:
         """Hang up; what runs is ended as failed. Idempotent. The servers go on."""
@@ -303,6 +303,7 @@ class RemoteEngine:
             uptime_s=now_s - self._started_s,
             busy_s=self._busy_s + (now_s - self._busy_since_s if self._outstanding else 0.0),
             num_outstanding=len(self._outstanding),
+            num_adapters=len(self.adapters),
             num_running=sum(replica.num_inflight for replica in self._fleet.replicas),
         )
 
@@ -310,6 +311,11 @@ class RemoteEngine:
         fleet = Fleet(self._config, self._dialect, self._clock, version=version, salt=self._salt)
         try:
             await fleet.connect()
+            if any(facts.needs_plain_adapter for facts in fleet.facts):
+                name = f"{OWN_PREFIX}{self._nonce}-plain"
+                folder = (self._directory() / name).absolute()
+                plain = await asyncio.to_thread(plain_adapter, name, folder, self._model)
+                await fleet.load_adapter(plain)
         except BaseException:
             await fleet.close()
             raise
@@ -355,9 +361,6 @@ class RemoteEngine:
             if self._closed and current is not None and not current.cancelling():
                 raise self._closed_failure() from None
             raise
-
-    async def _rouse(self) -> None:
-        self._fleet.rouse()
 
     async def _deliver(self, state: Mapping[str, Any], version: int, inflight: InFlight) -> None:
         self._capabilities.require(EngineFeature.UPDATE_WEIGHTS, _INFLIGHT[inflight])

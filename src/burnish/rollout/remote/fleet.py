@@ -204,7 +204,7 @@ class Fleet:
         """Take memory again. `rouse` lets requests in."""
         await self._everywhere(lambda wire: self._dialect.wake(wire, level))
 
-    def rouse(self) -> None:
+    async def rouse(self) -> None:
         """Let held requests go out."""
         self._awake.set()
 

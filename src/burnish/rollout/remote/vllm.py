@@ -64,7 +64,8 @@ _BASE = frozenset(
     }
 )
 # Seen in 0.32 on a CPU that was started with --enable-lora: new weights reach the embedding and the
-# norms but not the packed matrices, and prompt log-probs in a batch with an adapter end the server.
+# norms but not the packed matrices; prompt log-probs in a batch with an adapter end the server; and
+# there rows of no adapter go through the last one.
 _NOT_BESIDE_ADAPTERS = frozenset(
     {
         EngineFeature.UPDATE_WEIGHTS,
@@ -107,8 +108,11 @@ class VllmDialect:
         if mode not in _SCOPES:
             raise UserError(f"{wire.url} reports {mode}, which are no log-probs.", fix=_START)
         features = _features(config)
+        mixes_up = _setting(config, "device_config", "device") == "cpu"
         if EngineFeature.ADAPTERS in features and await _loads_adapters(wire):
             features |= {EngineFeature.LOAD_ADAPTERS}
+        elif mixes_up:
+            features -= {EngineFeature.ADAPTERS}
         return ServerFacts(
             model=model or names[0],
             features=features,
@@ -118,6 +122,7 @@ class VllmDialect:
             dtype=str(description.get("dtype", "")).removeprefix("torch.") or None,
             label=label,
             adapters=adapter_names(wire.url, served),
+            needs_plain_adapter=mixes_up and EngineFeature.ADAPTERS in features,
             max_adapter_rank=_setting(config, "lora_config", "max_lora_rank"),
             grammars=_grammars(config),
         )

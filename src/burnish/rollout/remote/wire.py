@@ -165,6 +165,10 @@ class Wire:
         if isinstance(event, dict) and event.get("error"):
             error = event["error"]
             message = error.get("message") if isinstance(error, dict) else error
+            code = error.get("code") if isinstance(error, dict) else None
+            if isinstance(code, int) and 400 <= code < 500:
+                # It had begun to answer before it looked at the request.
+                raise refused(self.url, code, str(message))
             raise RemoteFailure(RemoteProblem.BROKEN, self.url, f"the request failed: {message}")
         return event
 

@@ -33,3 +33,7 @@ class TierStats(NamedTuple):
     """Pages read ahead."""
     prefetch_useful: int = 0
     """Of these, those wanted before they were evicted again."""
+    read_bytes: int = 0
+    """Keys and values read from disk."""
+    written_bytes: int = 0
+    """Keys and values written to disk."""
