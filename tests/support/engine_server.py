@@ -75,6 +75,7 @@ class EngineServer:
         self.config, self.faults = config, Faults()
         self.kind, self._initial = kind, state
         self.label = "default"
+        self.device = "cuda"
         self.running = self.most_running = 0
         self.num_pauses = 0
         self.is_paused = False
@@ -320,6 +321,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
             "model_config": model,
             "cache_config": {"enable_prefix_caching": True},
             "lora_config": {"max_lora_rank": 8},
+            "device_config": {"device": server.device},
             "structured_outputs_config": {"backend": "guidance"},
         }
         return web.json_response({"vllm_config": config})
