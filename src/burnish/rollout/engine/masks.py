@@ -55,6 +55,9 @@ _PENALTY = np.where(
     np.float32(-np.inf),
 )
 
+# A step of 256 sequences keeps no more busy: a mask takes a millisecond at worst.
+_MOST_SPARE = 8
+
 Masks = dict[Sequence, list[Mask]]
 """For each sequence under a grammar: after its last known token, and after each guess."""
 
@@ -110,7 +113,7 @@ class MaskMaker:
 
             threads, spare = torch.get_num_threads(), self._num_spare
             if spare is None:
-                spare = len(os.sched_getaffinity(0)) - threads
+                spare = min(len(os.sched_getaffinity(0)) - threads, _MOST_SPARE)
             if spare > 0:
                 self._thread = ThreadPoolExecutor(1, "burnish-masks")
             self._executor = LLExecutor(num_threads=spare if spare > 0 else threads)
