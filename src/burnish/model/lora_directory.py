@@ -63,6 +63,7 @@ def peft_tensors(lora: Lora, config: ModelConfig) -> dict[str, Tensor]:
         for own, fused in layer.items():
             if fused.rank != lora.rank:
                 raise _unfit(f"ranks {fused.rank} and {lora.rank} are both in it")
+            found = 0
             for i, start in enumerate(fused.starts):
                 name, place = by_place.get((number, own, start), (None, None))
                 if name is None or place is None:
@@ -74,6 +75,9 @@ def peft_tensors(lora: Lora, config: ModelConfig) -> dict[str, Tensor]:
                     raise _unfit(f"{name} of the model is {place.outputs} x {place.inputs}")
                 tensors[f"base_model.model.{name}.lora_A.weight"] = down_RI.contiguous()
                 tensors[f"base_model.model.{name}.lora_B.weight"] = up_OR.contiguous()
+                found += int(up_OR.count_nonzero())
+            if found != int(fused.up_OR.count_nonzero()):
+                raise _unfit(f"{own} of layer {number} mixes projections that were fused")
     if not tensors:
         raise _unfit("it adapts nothing")
     return tensors

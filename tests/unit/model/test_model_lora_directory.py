@@ -82,12 +82,16 @@ def broken(lora: Lora, case: str) -> Lora:
             first["output"] = output._replace(down_RI=output.down_RI[:2], up_OR=output.up_OR[:, :2])
         case "another width":
             first["output"] = first["output"]._replace(down_RI=torch.zeros(3, 8))
+        case "mixed projections":
+            first["qkv"] = first["qkv"]._replace(up_OR=torch.ones_like(first["qkv"].up_OR))
         case "another matrix":
             first["router"] = first["output"]
     return Lora((first, *lora.layers[1:]))
 
 
-@pytest.mark.parametrize("case", ["nothing", "another rank", "another width", "another matrix"])
+@pytest.mark.parametrize(
+    "case", ["nothing", "another rank", "another width", "mixed projections", "another matrix"]
+)
 def test_what_is_of_no_one_rank_or_another_model_leaves_no_folder(
     case: str, tmp_path: Path
 ) -> None:

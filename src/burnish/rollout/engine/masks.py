@@ -55,6 +55,7 @@ _PENALTY = np.where(
     np.float32(-np.inf),
 )
 
+_DEAD_END = "no token of the model can follow it"
 # A step of 256 sequences keeps no more busy: a mask takes a millisecond at worst.
 _MOST_SPARE = 8
 
@@ -142,6 +143,8 @@ def _allowed(held: Seq[tuple[Sequence, GrammarState, Seq[int]]], executor: "LLEx
     for (sequence, _), bits in zip(plain, found, strict=True):
         if isinstance(bits, GrammarLimitError):
             failures[sequence] = limit_failure(bits)
+        elif not bits.any():
+            failures[sequence] = limit_failure(GrammarLimitError(_DEAD_END))
         else:
             masks[sequence] = [Mask(bits)]
     for sequence, state, guesses in held:
@@ -155,7 +158,10 @@ def _allowed(held: Seq[tuple[Sequence, GrammarState, Seq[int]]], executor: "LLEx
 
 def _walk(state: GrammarState, guesses: Seq[int]) -> list[Mask]:
     """Masks along a draft that the grammar takes; the state is as before."""
-    found = [Mask(state.allowed_bits())]
+    bits = state.allowed_bits()
+    if not bits.any():
+        raise GrammarLimitError(_DEAD_END)
+    found = [Mask(bits)]
     for guess in guesses:
         state.advance(guess)
         found.append(Mask(state.allowed_bits()))

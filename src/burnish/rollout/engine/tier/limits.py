@@ -37,3 +37,11 @@ class TierStats(NamedTuple):
     """Keys and values read from disk."""
     written_bytes: int = 0
     """Keys and values written to disk."""
+
+    def after(self, past: "TierStats") -> "TierStats":
+        """With the counts of an earlier cache, which has given its memory back."""
+        return TierStats(
+            self.ram_bytes,
+            self.disk_bytes,
+            *(here + before for here, before in zip(self[2:], past[2:], strict=True)),
+        )
