@@ -102,7 +102,7 @@ class EngineCore:
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )
-        self._stepper = Stepper(self._scheduler, self._speculator)
+        self._stepper = Stepper(self._scheduler, self._speculator, clock)
 
     @property
     def counters(self) -> CoreCounters:
@@ -121,6 +121,9 @@ class EngineCore:
             drafted_tokens=guesses.drafted_tokens,
             accepted_tokens=guesses.accepted_tokens,
             undrafted=guesses.skipped,
+            adapted_tokens=self._stepper.adapted_tokens,
+            held_tokens=self._stepper.held_tokens,
+            mask_s=self._stepper.mask_s,
         )
 
     @property
@@ -354,7 +357,8 @@ class EngineCore:
         return scoring.score(self._awake(), token_ids, self.limits.page_size)
 
     def close(self) -> None:
-        """Give back the cache, on disk too."""
+        """Give back the cache, on disk too, and threads."""
+        self._stepper.masks.close()
         if self._cache is not None:
             past = self.tier._replace(ram_bytes=0, disk_bytes=0)
             self._cache.close()

@@ -127,3 +127,9 @@ class CoreCounters(NamedTuple):
     """Of these, those that were right."""
     undrafted: tuple[tuple[NoDraft, int], ...] = ()
     """How often a decoding sequence had no guess in a step, by reason."""
+    adapted_tokens: int = 0
+    """Of the sampled tokens, those that went through an adapter."""
+    held_tokens: int = 0
+    """Of the sampled tokens, those under a grammar."""
+    mask_s: float = 0.0
+    """Seconds that steps waited for what grammars allow."""

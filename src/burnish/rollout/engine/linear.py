@@ -65,7 +65,8 @@ class PlainDelta:
 
     def __init__(self, low_rank: LowRank, device: torch.device) -> None:
         """Keep copies, on `device`."""
-        self._down_IR, self._up_RO = (matrix.to(device, copy=True).T for matrix in low_rank)
+        self._down_IR = low_rank.down_RI.to(device, copy=True).T
+        self._up_RO = low_rank.up_OR.to(device, copy=True).T
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """What is added to the rows' products, fp32 [T, O]."""

@@ -180,6 +180,8 @@ def test_a_disk_below_memory_changes_no_bit(
     assert stats.ram_bytes <= tier_of(decoder, 64).ram_bytes
     if kind is not KvPolicyKind.H2O:
         assert stats.spilled > 0
+        assert stats.written_bytes > 0
+        assert stats.written_bytes % stats.spilled == 0
         assert stats.misses > 0
 
 
