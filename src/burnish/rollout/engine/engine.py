@@ -96,7 +96,7 @@ class EngineCore:
         self._scheduler = Scheduler(memory, self.limits)
         self.adapters = Adapters(known, self._scheduler)
         """Those that requests can name."""
-        target = Served(config, dtype, version, self.limits.exact)
+        target = Served(config, dtype, version)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )
