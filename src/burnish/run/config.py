@@ -157,7 +157,7 @@ class EngineSection(Config):
     draft_tokens: Annotated[int, Field(gt=0, le=64)] = 8
     """Most guesses per sequence and step."""
     draft_model: str = ""
-    """The smaller model, as in `model.name`; needs the same tokenizer."""
+    """The smaller model, as in `model.source`; needs the same tokenizer."""
     draft_layers: Count = 0
     """Layers that `self` guesses with; 0 takes a quarter."""
     draft_max_lag: Count = 0

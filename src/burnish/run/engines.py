@@ -56,6 +56,9 @@ def check_engine(config: RunConfig) -> None:
                 'engine.remote.urls is set, but engine.backend is "local".',
                 fix="set engine.backend to vllm or sglang, or remove the URLs.",
             )
+        limits = core_limits(config)
+        limits.check()
+        limits.kv.check(limits.page_size, None)
         return
     if engine.speculation is not Speculation.OFF:
         raise UserError(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from burnish.core.errors import UserError
-from burnish.core.records import GenerateRequest, Generation
-from burnish.core.vocabulary import SleepLevel
+from burnish.core.records import GenerateRequest, Generation, Grammar
+from burnish.core.vocabulary import GrammarKind, SleepLevel
 from burnish.model.decoder import Decoder
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
@@ -82,6 +83,9 @@ PARAMS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": (None,)}, "stop_token_ids is None"),
     ({"stop_token_ids": tuple(range(-1, 301)), "min_tokens": 2}, "every token is a stop token"),
     ({"grammar": "[ab]+"}, "grammar is"),
+    ({"grammar": Grammar(kind="yaml", text="a")}, "json_schema, regex, lark"),  # type: ignore[arg-type]
+    ({"grammar": Grammar(kind=GrammarKind.JSON_SCHEMA, text={})}, "text is"),  # type: ignore[arg-type]
+    ({"temperature": Fraction(1, 2)}, "temperature is"),
 ]
 
 

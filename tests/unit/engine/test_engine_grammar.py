@@ -179,3 +179,9 @@ def test_a_vocabulary_larger_than_the_tokenizer_never_samples_the_rest(
     state = compiler.compile(Grammar(kind=GrammarKind.REGEX, text="(?s:.*)"), (STOP,))
     assert state.allowed().shape == (VOCAB + 77,)
     assert not state.allowed()[VOCAB:].any()
+
+
+def test_a_kind_given_as_its_plain_text_is_that_kind(compiler: GrammarCompiler) -> None:
+    regex = Grammar(kind="regex", text="a+b")  # type: ignore[arg-type]
+    wanted = compiler.compile(Grammar(kind=GrammarKind.REGEX, text="a+b"), (STOP,)).allowed()
+    assert compiler.compile(regex, (STOP,)).allowed().equal(wanted)

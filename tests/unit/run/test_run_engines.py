@@ -30,6 +30,13 @@ def configured(*overrides: str) -> RunConfig:
         (REMOTE, "engine.remote.urls"),
         ((*REMOTE, URLS, "run.deterministic=true"), "run.deterministic"),
         (("engine.backend=vllm", URLS), "engine.canary_tolerance"),
+        (("engine.speculation=lookup", "engine.kv.policy=h2o"), "engine.speculation"),
+        (
+            ("engine.speculation=self", "engine.exact=true", "engine.draft_sampling=rejection"),
+            "engine.draft_sampling",
+        ),
+        (("engine.exact=true", "engine.kv_dtype=int8"), "engine.kv_dtype"),
+        (("engine.kv.policy=quest", "engine.kv.budget_tokens=8"), "engine.kv.budget_tokens"),
     ],
 )
 def test_keys_that_do_not_go_together_are_told_at_once(

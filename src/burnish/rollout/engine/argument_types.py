@@ -6,34 +6,41 @@ batch: a float among the tokens, one number where several belong.
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from numbers import Integral, Real
 from typing import Any, TypeVar
+
+import numpy as np
 
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, Grammar, SamplingParams
+from burnish.core.vocabulary import GrammarKind
 
 E = TypeVar("E", bound=StrEnum)
 
+INTEGER: tuple[type, ...] = (int, np.integer)
+"""What counts as an integer."""
+NUMBER: tuple[type, ...] = (int, float, np.integer, np.floating)
+"""What counts as a number: what tensors are made from."""
+
 _REQUEST: Mapping[str, tuple[type, ...]] = {
     "request_id": (str,),
-    "priority": (Integral,),
+    "priority": INTEGER,
     "session_id": (str, type(None)),
     "adapter": (str, type(None)),
     "prompt_logprobs": (bool,),
     "params": (SamplingParams,),
 }
 _PARAMS: Mapping[str, tuple[type, ...]] = {
-    "temperature": (Real,),
-    "top_p": (Real,),
-    "max_tokens": (Integral,),
-    "seed": (Integral,),
-    "top_k": (Integral,),
-    "min_p": (Real,),
-    "min_tokens": (Integral,),
-    "num_top_logprobs": (Integral,),
+    "temperature": NUMBER,
+    "top_p": NUMBER,
+    "max_tokens": INTEGER,
+    "seed": INTEGER,
+    "top_k": INTEGER,
+    "min_p": NUMBER,
+    "min_tokens": INTEGER,
+    "num_top_logprobs": INTEGER,
     "grammar": (Grammar, type(None)),
 }
-_NAMES = {Integral: "an integer", Real: "a number", str: "a text", bool: "a truth value"}
+_NAMES = {INTEGER: "an integer", NUMBER: "a number", (str,): "a text", (bool,): "a truth value"}
 
 
 def check_types(request: GenerateRequest) -> None:
@@ -46,9 +53,12 @@ def check_types(request: GenerateRequest) -> None:
     for owner, fields in ((request, _REQUEST), (params, _PARAMS)):
         for name, types in fields.items():
             check_one(f"{where} {name}", getattr(owner, name), types)
-    check_each(f"{where} prompt_ids", request.prompt_ids, Integral)
-    check_each(f"{where} stop_token_ids", params.stop_token_ids, Integral)
-    check_each(f"{where} stop", params.stop, str)
+    if params.grammar is not None:
+        member(GrammarKind, params.grammar.kind)
+        check_one(f"{where} the grammar's text", params.grammar.text, (str,))
+    check_each(f"{where} prompt_ids", request.prompt_ids, INTEGER)
+    check_each(f"{where} stop_token_ids", params.stop_token_ids, INTEGER)
+    check_each(f"{where} stop", params.stop, (str,))
 
 
 def check_one(what: str, value: object, types: tuple[type, ...]) -> None:
@@ -58,10 +68,10 @@ def check_one(what: str, value: object, types: tuple[type, ...]) -> None:
         UserError: naming the value.
     """
     if not isinstance(value, types):
-        raise _refused(what, value, _NAMES.get(types[0], f"a {types[0].__name__}"))
+        raise _refused(what, value, _NAMES.get(types, f"a {types[0].__name__}"))
 
 
-def check_each(what: str, values: Sequence[Any], wanted: type) -> None:
+def check_each(what: str, values: Sequence[Any], wanted: tuple[type, ...]) -> None:
     """Refuse what is no tuple or list, or has members of another type.
 
     Raises:
@@ -82,7 +92,7 @@ def check_version(version: object) -> None:
     Raises:
         UserError: naming it.
     """
-    check_one("a version of weights", version, (Integral,))
+    check_one("a version of weights", version, INTEGER)
 
 
 def member(kind: type[E], value: object) -> E:

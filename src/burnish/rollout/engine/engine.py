@@ -98,7 +98,7 @@ class EngineCore:
         self._scheduler = Scheduler(memory, self.limits)
         self.adapters = Adapters(known, self._scheduler)
         """Those that requests can name."""
-        target = Served(config, dtype, version, self.limits.exact, self._device)
+        target = Served(config, dtype, version, self._device)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )

@@ -81,10 +81,10 @@ class GrammarCompiler:
         from llguidance import LLMatcher
 
         try:
-            if grammar.kind is GrammarKind.JSON_SCHEMA:
+            if grammar.kind == GrammarKind.JSON_SCHEMA:
                 # Parsed by us first: the library takes any text as a schema.
                 text = LLMatcher.grammar_from_json_schema(json.loads(grammar.text))
-            elif grammar.kind is GrammarKind.REGEX:
+            elif grammar.kind == GrammarKind.REGEX:
                 text = LLMatcher.grammar_from_regex(grammar.text)
             else:
                 text = LLMatcher.grammar_from_lark(grammar.text)

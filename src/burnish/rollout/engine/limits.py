@@ -90,7 +90,12 @@ class CoreLimits(NamedTuple):
                 f"draft_tokens is {self.speculation.max_tokens}.",
                 fix='use >= 1, or speculation = "off".',
             )
-        kind = self.speculation.kind
+        kind, sampling = self.speculation.kind, self.speculation.sampling
+        if self.exact and kind is not Speculation.OFF and sampling is DraftSampling.REJECTION:
+            raise UserError(
+                "exact mode cannot draft by rejection: a seed's tokens would depend on the drafts.",
+                fix=f"set engine.draft_sampling to {DraftSampling.COUPLED}.",
+            )
         if kind is not Speculation.OFF and self.kv.is_sparse:
             raise UserError(
                 f"engine.speculation is {kind}, but under engine.kv.policy {self.kv.kind} a guess "

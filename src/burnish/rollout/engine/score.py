@@ -8,7 +8,6 @@ Shapes: T tokens, N rows, E hidden width, V vocabulary.
 """
 
 from collections.abc import Sequence as Seq
-from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.draw import can_draw, given_logprobs
 from burnish.model.lora import AdaptedRows
-from burnish.rollout.engine.argument_types import check_each
+from burnish.rollout.engine.argument_types import INTEGER, check_each
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
@@ -37,7 +36,7 @@ def check(config: ModelConfig, token_ids: Seq[int]) -> None:
         UserError: if the tokens do not fit the model.
     """
     context, vocabulary = config.max_position_embeddings, config.vocab_size
-    check_each("the tokens to score", token_ids, Integral)
+    check_each("the tokens to score", token_ids, INTEGER)
     if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
         raise UserError(
             f"{len(token_ids)} tokens to score do not fit context {context}, "

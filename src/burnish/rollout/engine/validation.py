@@ -1,7 +1,6 @@
 """Refuses requests that could never run, each with its value and its bound."""
 
 from collections.abc import Sequence
-from numbers import Integral
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
@@ -9,7 +8,7 @@ from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.core.vocabulary import KvPolicyKind
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.adapters import AdapterSet
-from burnish.rollout.engine.argument_types import check_each, check_types
+from burnish.rollout.engine.argument_types import INTEGER, check_each, check_types
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 
@@ -87,7 +86,7 @@ def check_ids(what: str, ids: Sequence[int], vocabulary: int) -> None:
     Raises:
         UserError: naming the bound.
     """
-    check_each(what, ids, Integral)
+    check_each(what, ids, INTEGER)
     if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
         raise UserError(
             f"{what} has a token outside 0..{vocabulary - 1}.",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from burnish.core.clock import Clock
 from burnish.core.errors import UserError
-from burnish.core.vocabulary import DraftSampling, Speculation
+from burnish.core.vocabulary import Speculation
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.limits import SpeculationLimits
 from burnish.rollout.engine.speculation.bodies import DraftModel, DraftShape, FirstLayers
@@ -35,8 +35,6 @@ class Served(NamedTuple):
     """Of its weights."""
     version: int
     """Of its weights."""
-    exact: bool
-    """Whether its tokens may depend on nothing but the request."""
     device: torch.device
     """Where it computes."""
 
@@ -51,11 +49,6 @@ def open_speculator(
     """
     if limits.kind is Speculation.OFF:
         return None, None
-    if served.exact and limits.sampling is DraftSampling.REJECTION:
-        raise UserError(
-            "exact mode cannot draft by rejection: a seed's tokens would depend on the drafts.",
-            fix=f"set engine.draft_sampling to {DraftSampling.COUPLED}.",
-        )
     if limits.kind is Speculation.LOOKUP:
         return Speculator(LookupDrafter(), limits.max_tokens, clock), None
     if limits.kind is Speculation.SELF:
