@@ -16,7 +16,9 @@ from torch import Tensor
 def lazy_zeros(*size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Zeros whose memory is taken as it is first touched."""
     count = math.prod(size)
-    memory = _private_memory(max(1, count * dtype.itemsize))
+    if not count:
+        return torch.zeros(size, dtype=dtype)
+    memory = _private_memory(count * dtype.itemsize)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel without huge pages refuses; then small ones it is.
         with contextlib.suppress(OSError):
@@ -25,11 +27,8 @@ def lazy_zeros(*size: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 
 
 def _private_memory(num_bytes: int) -> mmap.mmap:
-    """Not shared with forked processes.
-
-    Shared memory has huge pages only where an administrator asked for them, and parts of it cannot
-    be given back.
-    """
+    # Shared memory has huge pages only where an administrator asked for them, and no part of it can
+    # be given back.
     if not hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, num_bytes)
     # Reserved memory counts against the system's limit even if it is never touched.
