@@ -17,6 +17,8 @@ from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.sandbox.config import SandboxConfig
+from burnish.schedule.breakers.base import BreakerConfig
+from burnish.schedule.flow.load import LoadConfig
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.train.config import TrainConfig
 
@@ -100,6 +102,19 @@ class RolloutSection(Config):
     """Failures of environment or verifier in one domain after which it is quarantined."""
 
 
+class FlowSection(Config):
+    """How much is started at once, and what happens to work that fails. Not for deterministic runs,
+    where the clock decides nothing.
+    """
+
+    load: LoadConfig = LoadConfig()
+    """How full the engine is kept."""
+    breakers: BreakerConfig = BreakerConfig()
+    """When a domain whose machinery fails is paused."""
+    retry_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    """Second tries per first try, over the whole run: an outage must not multiply the load."""
+
+
 class EngineBackend(StrEnum):
     """Which program samples."""
 
@@ -172,6 +187,8 @@ class RunConfig(Config):
     """Supervised warm-up."""
     rollout: RolloutSection = RolloutSection()
     """Collection of experience."""
+    flow: FlowSection = FlowSection()
+    """Load, breakers and retries."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where model-written code runs."""
     engine: EngineSection = EngineSection()

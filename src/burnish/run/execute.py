@@ -15,8 +15,9 @@ from burnish.core.records import Failure
 from burnish.model.loading import LoadedModel, export
 from burnish.observe.report import write_report
 from burnish.rollout.collect.collector import Sampling
-from burnish.run.config import RunConfig
+from burnish.run.config import EngineBackend, RunConfig
 from burnish.run.facts import versions
+from burnish.run.flow import FlowControl, FlowSettings
 from burnish.run.health import Health
 from burnish.run.interrupts import Interrupts
 from burnish.run.loop import Loop, LoopConfig, LoopParts
@@ -31,8 +32,9 @@ from burnish.run.result import run_result, worked_seconds
 from burnish.run.session import Session, open_session
 from burnish.run.step_report import StepReporter, peak_rss_bytes
 from burnish.schedule.admission import Admission, AdmissionConfig, AdmissionMode
-from burnish.schedule.breakers import BreakerConfig, Breakers
+from burnish.schedule.breakers.retries import RetryConfig
 from burnish.schedule.domains import DomainScheduler
+from burnish.schedule.flow.load import EngineLoad
 from burnish.store.run_directory import EvalName, RunDirectory
 from burnish.telemetry.events import EventKind, read_events
 from burnish.train import checkpoint
@@ -122,6 +124,7 @@ async def _phases(
     with interrupts.gently(loop.stop):
         reached = await loop.run()
     failures.reporter = None
+    session.collector.watch = None
     if not reached:
         session.directory.events.emit(EventKind.RUN_INTERRUPTED, loop.finished_steps)
         raise RunInterrupted(session.directory.path)
@@ -167,6 +170,7 @@ def _loop(
         admission=_admission(config, payload),
         scale=RunningScale.from_state(payload.get("scale", {})),
         health=_health(session, payload),
+        flow=_flow(session, environments),
         collector=session.collector,
         trainer=session.trainer,
         publisher=session.publisher,
@@ -200,13 +204,43 @@ def _admission(config: RunConfig, payload: Mapping[str, Any]) -> Admission:
 
 
 def _health(session: Session, payload: Mapping[str, Any]) -> Health:
-    config = session.config
-    paused = None if config.run.deterministic else Breakers(BreakerConfig(), session.clock)
     return Health(
-        failures_to_quarantine=config.rollout.failures_to_quarantine,
-        breakers=paused,
+        failures_to_quarantine=session.config.rollout.failures_to_quarantine,
         state=payload.get("health"),
     )
+
+
+def _flow(session: Session, environments: Mapping[str, Environment]) -> FlowControl | None:
+    """Breakers and load start afresh after a resume: the machine is another."""
+    config = session.config
+    if config.run.deterministic:
+        return None
+    settings = FlowSettings(
+        config.flow.load,
+        config.flow.breakers,
+        RetryConfig(max_attempts=config.rollout.max_attempts, budget_ratio=config.flow.retry_ratio),
+    )
+    slots = config.engine.max_running if config.engine.backend is EngineBackend.LOCAL else None
+
+    def load() -> EngineLoad:
+        stats = session.engine.stats()
+        return EngineLoad(
+            num_slots=slots or 0,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            kv_ratio=stats.used_page_ratio,
+            num_preemptions=stats.num_preemptions,
+            queue_s=0.0,
+        )
+
+    flow = FlowControl(
+        settings,
+        session.clock,
+        None if slots is None else load,
+        lambda domain: environments[domain].digest,
+    )
+    session.collector.watch = flow
+    return flow
 
 
 async def _finish(session: Session, quarantined: Mapping[str, str]) -> dict[str, Any]:

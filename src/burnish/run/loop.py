@@ -33,9 +33,10 @@ from typing import Any, NamedTuple
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.protocols import Environment
 from burnish.core.records import Failure, Group
-from burnish.core.vocabulary import DropReason, FailureKind
+from burnish.core.vocabulary import DropReason, FailureKind, Split
 from burnish.rollout.collect.collector import Collector, Sampling
 from burnish.run.batch import computed_tokens, drop_reason, make_batch
+from burnish.run.flow import FlowControl, image_of
 from burnish.run.health import Health
 from burnish.run.publish import Publisher
 from burnish.run.step_report import StepReporter
@@ -79,6 +80,7 @@ class LoopParts(NamedTuple):
     admission: Admission
     scale: RunningScale
     health: Health
+    flow: FlowControl | None
     collector: Collector
     trainer: PolicyTrainer
     publisher: Publisher
@@ -94,7 +96,7 @@ class Loop:
         self._config, self._parts = config, parts
         self._finished_steps = finished_steps
         self._saved_steps = finished_steps if finished_steps else -1
-        self._collecting: set[asyncio.Task[None]] = set()
+        self._collecting: dict[str, asyncio.Task[None]] = {}
         self._order: list[str] = []
         self._done: dict[str, Group] = {}
         self._shelf: dict[str, Group] = {}
@@ -119,6 +121,7 @@ class Loop:
             ExceptionGroup: holding the ClassifiedFailure or the bug that ended it.
         """
         async with asyncio.TaskGroup() as tasks:
+            self._watch_flow(tasks)
             self._restart(tasks)
             self._dispatch(tasks)
             while self._finished_steps < self._config.num_steps and not self._stopping:
@@ -126,7 +129,7 @@ class Loop:
                 if groups is not None:
                     await self._step(groups)
                     self._dispatch(tasks)
-            for task in self._collecting:
+            for task in self._collecting.values():
                 task.cancel()
         reached = self._finished_steps >= self._config.num_steps
         if reached:
@@ -141,13 +144,20 @@ class Loop:
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         """Start as many groups as the lag bound allows. No await inside: see Collector.reserve."""
         parts, started = self._parts, []
+        flow = parts.flow
         while not self._stopping and parts.admission.may_dispatch():
-            pick = parts.scheduler.next(parts.health.blocked())
+            if flow is not None and not flow.may_start(self._config.group_size):
+                break
+            pick = parts.scheduler.next(flow.blocked() if flow is not None else ())
             if pick is None:
                 break
-            parts.health.dispatched(pick.domain)
             index = pick.index + self._config.first_index
             group_id = f"{pick.domain}/{index}"
+            if flow is not None:
+                task = parts.environments[pick.domain].task(Split.TRAIN, index)
+                if flow.refuses(pick.domain, task):
+                    continue
+                flow.dispatched(group_id, pick.domain, image_of(task), self._config.group_size)
             parts.admission.dispatched(group_id)
             started.append((group_id, pick.domain, index))
         if not started:
@@ -196,8 +206,7 @@ class Loop:
                 continue
             self._parts.collector.reserve(self._config.group_size)
             task = tasks.create_task(self._collect(tasks, group_id, domain, index))
-            self._collecting.add(task)
-            task.add_done_callback(self._collecting.discard)
+            self._collecting[group_id] = task
         self._absorb(tasks)
 
     async def _collect(
@@ -211,6 +220,7 @@ class Loop:
             sampling=self._config.sampling,
             version=self._parts.admission.version,
         )
+        self._collecting.pop(group_id, None)
         self._parts.directory.rollouts.append(group)
         self._done[group_id] = group
         self._absorb(tasks)
@@ -218,6 +228,31 @@ class Loop:
     def _current_step(self) -> int:
         """The step that what happens now belongs to; what follows the last one belongs to it."""
         return min(self._finished_steps + 1, self._config.num_steps)
+
+    # What flow control sets off.
+
+    def _watch_flow(self, tasks: asyncio.TaskGroup) -> None:
+        flow = self._parts.flow
+        if flow is not None:
+            flow.on_opened = lambda domain, kind: self._pause_domain(tasks, domain, kind)
+            flow.on_abandon = self._give_up
+            flow.on_room = lambda: self._dispatch(tasks)
+
+    def _pause_domain(self, tasks: asyncio.TaskGroup, domain: str, kind: str) -> None:
+        """A breaker opened: what is sampled behind it ends, and others get its room at once."""
+        self._parts.reporter.paused(domain, kind)
+        for group_id in [g for g in self._collecting if g.rpartition("/")[0] == domain]:
+            self._give_up(group_id)
+        self._dispatch(tasks)
+
+    def _give_up(self, group_id: str) -> None:
+        task, flow = self._collecting.pop(group_id, None), self._parts.flow
+        if task is None or flow is None:
+            return
+        task.cancel()
+        self._order.remove(group_id)
+        flow.cancelled(group_id)
+        self._drop(group_id, DropReason.PAUSED)
 
     # Completion.
 
@@ -252,6 +287,8 @@ class Loop:
                 score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
             )
         parts.health.judged(group)
+        if parts.flow is not None:
+            parts.flow.completed(group)
         reason = drop_reason(group)
         if group.domain not in parts.scheduler.active():
             reason = DropReason.QUARANTINED
@@ -324,6 +361,8 @@ class Loop:
         )
         parts.admission.published(version)
         self._quarantine()
+        if parts.flow is not None:
+            parts.reporter.cases(step, parts.flow.take_cases())
         self._finished_steps = step
         self._snapshot = self._state()
         is_last = step == self._config.num_steps

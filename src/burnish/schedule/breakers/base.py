@@ -31,8 +31,8 @@ class BreakerConfig(Config):
     broken_ratio: float = Field(default=0.8, gt=0.0, lt=1.0, allow_inf_nan=False)
     """Failed attempts of something that only burns time."""
     threshold: float = Field(default=5.5, gt=0.0, allow_inf_nan=False)
-    """Evidence (nats of log-likelihood ratio) that opens it. With the ratios above every failure counts
-    for 1.39 and every success against it as much: 5.5 is four failures more than successes."""
+    """Evidence (nats of log-likelihood ratio) that opens it. With the ratios above a failure counts
+    for 1.39 and a success against it as much: 5.5 is four failures more than successes."""
     cooldown_s: float = Field(default=30.0, gt=0.0, allow_inf_nan=False)
     """First pause; doubled whenever a probe fails."""
     max_cooldown_s: float = Field(default=1800.0, gt=0.0, allow_inf_nan=False)
