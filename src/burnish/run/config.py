@@ -103,9 +103,7 @@ class RolloutSection(Config):
 
 
 class FlowSection(Config):
-    """How much is started at once, and what happens to work that fails. Not for deterministic runs,
-    where the clock decides nothing.
-    """
+    """How much is started at once, and what becomes of failures; not in deterministic runs."""
 
     load: LoadConfig = LoadConfig()
     """How full the engine is kept."""
