@@ -1,8 +1,8 @@
 """How many samples each task gets: a knapsack over a fixed number of rollouts.
 
 A group of N at pass rate p carries gradient with probability 1 - p**N - (1 - p)**N, and what it
-carries is worth about p (1 - p)**2 (Knapsack RL, arXiv 2509.25849). The product is concave in N, so giving
-one rollout after the other to the task that gains most by it is optimal.
+carries is worth about p (1 - p)**2 (Knapsack RL, arXiv 2509.25849). The product is concave in N, so
+giving one rollout after the other to the task that gains most by it is optimal.
 """
 
 from __future__ import annotations

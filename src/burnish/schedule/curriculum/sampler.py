@@ -12,9 +12,7 @@ from collections.abc import Sequence
 MOST_OVERSAMPLING = 5.0
 
 
-def oversampled(
-    ratios: Sequence[float], acceptance: Sequence[float], num_groups: int
-) -> list[int]:
+def oversampled(ratios: Sequence[float], acceptance: Sequence[float], num_groups: int) -> list[int]:
     """Groups to sample per domain, `num_groups` together (largest remainder)."""
     assert len(ratios) == len(acceptance)
     lifts = [min(1.0 / max(a, 1e-9), MOST_OVERSAMPLING) for a in acceptance]

@@ -1,10 +1,11 @@
 """Which tier of difficulty a domain's next group comes from.
 
-Pass rates per tier are Beta posteriors that forget (MoPPS, arXiv 2507.04632): Thompson sampling takes
-the open tier whose draw lies nearest to one half, where groups carry most gradient. The ladder opens
-the next tier when the highest open one is mastered for sure, or the next one is known to be in reach,
-and closes the highest one when it is hopeless for sure; between the two thresholds nothing
-happens, so noise cannot make it flap.
+Pass rates per tier are Beta posteriors that forget (MoPPS, arXiv 2507.04632). Thompson sampling
+takes
+the open tier whose draw lies nearest to one half, where groups carry most gradient. The ladder
+opens the next tier when the highest open one is mastered for sure, or the next one is known to be
+in reach, and closes the highest one when it is hopeless for sure; between the two thresholds
+nothing happens, so noise cannot make it flap.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Tiers:
         draw = rng.beta(self._alpha_DK, self._beta_DK)
         distance = np.abs(draw - TARGET_RATE)
         closed = np.arange(self._num_tiers)[None, :] > self._level_D[:, None]
-        return np.where(closed, np.inf, distance).argmin(axis=1)
+        chosen: Ints = np.where(closed, np.inf, distance).argmin(axis=1)
+        return chosen
 
     def _climb(self) -> None:
         mean = self.mean_DK()

@@ -5,6 +5,9 @@ None of them knows what a rollout costs or protects a floor; that is how they we
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import numpy as np
 
 from burnish.schedule.values.base import StepOutcome, View
@@ -20,7 +23,7 @@ def _advantage(outcome: StepOutcome) -> Floats:
 class Sec(Rule):
     """Self-evolving curriculum (arXiv 2505.14970): softmax of a moving mean of |advantage|."""
 
-    defaults = {"quality": 0.0}
+    defaults: ClassVar[Mapping[str, float]] = {"quality": 0.0}
 
     def observe(self, outcome: StepOutcome) -> None:
         """Q <- 0.3 r + 0.7 Q where there was a group."""
@@ -36,7 +39,7 @@ class Sec(Rule):
 class Dump(Rule):
     """DUMP (arXiv 2504.09710): an upper confidence bound on |advantage|, softmax at 0.1."""
 
-    defaults = {"quality": 0.0, "visits": 0.0}
+    defaults: ClassVar[Mapping[str, float]] = {"quality": 0.0, "visits": 0.0}
 
     def observe(self, outcome: StepOutcome) -> None:
         """A moving mean stands in for the window of 300."""
@@ -58,7 +61,7 @@ class Tscl(Rule):
     Boltzmann at 0.01 over |Q|, with a tenth uniform; |Q| also catches forgetting.
     """
 
-    defaults = {"quality": 0.0, "last": 0.5}
+    defaults: ClassVar[Mapping[str, float]] = {"quality": 0.0, "last": 0.5}
 
     def observe(self, outcome: StepOutcome) -> None:
         """Q <- Q + 0.05 (change of the pass rate - Q)."""
@@ -78,7 +81,7 @@ class Tscl(Rule):
 class MtGrpo(Rule):
     """MT-GRPO (arXiv 2602.05547): weights rise for tasks that are low and stand still."""
 
-    defaults = {"weight": 0.0, "pass": 0.5, "before": 0.5}
+    defaults: ClassVar[Mapping[str, float]] = {"weight": 0.0, "pass": 0.5, "before": 0.5}
 
     def observe(self, outcome: StepOutcome) -> None:
         """Moving mean of the pass rate, then one step on the logits of the weights."""
@@ -100,7 +103,7 @@ class MtGrpo(Rule):
 class Tac(Rule):
     """TAC (arXiv 2606.25178): |advantage| times how far a domain's gradient helps the others."""
 
-    defaults = {"quality": 0.0, "transfer": 0.0}
+    defaults: ClassVar[Mapping[str, float]] = {"quality": 0.0, "transfer": 0.0}
 
     def observe(self, outcome: StepOutcome) -> None:
         """Moving means of both."""

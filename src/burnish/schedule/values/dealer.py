@@ -1,4 +1,4 @@
-"""From shares to groups: deficit counters in the policy's unit, the floor, and the starvation bound.
+"""From shares to groups: deficits in the policy's unit, the floor, and the starvation bound.
 
 Each group charges its price to its domain and credits everybody's share of it, so realised use
 tracks the shares however much prices differ. The price is an expectation; when the group is judged
@@ -144,7 +144,9 @@ class Dealer:
             groups_D = np.maximum(np.floor(rows["credit"] / price_D), 0.0) * eligible_D
             rows["credit"] -= groups_D * price_D
         rows["wait"] = np.where(
-            eligible_D & (groups_D + probes_D == 0.0), rows["wait"] + 1.0, rows["wait"] * ~eligible_D
+            eligible_D & (groups_D + probes_D == 0.0),
+            rows["wait"] + 1.0,
+            rows["wait"] * ~eligible_D,
         )
         return Dealt(groups_D, probes_D)
 

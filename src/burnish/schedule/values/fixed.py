@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ class Rule:
 
     unit = Unit.GROUPS
     protects = False
-    defaults: Mapping[str, float] = {}
+    defaults: ClassVar[Mapping[str, float]] = {}
     """Columns of the state and their values for a newcomer."""
 
     def __init__(self, num_rows: int) -> None:

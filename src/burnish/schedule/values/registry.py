@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 
 from burnish.schedule.values.bandits import Dump, MtGrpo, Sec, Tac, Tscl
 from burnish.schedule.values.base import Policy
@@ -15,37 +14,8 @@ from burnish.schedule.values.fixed import (
     Static,
     Uniform,
 )
+from burnish.schedule.values.names import PolicyName
 from burnish.schedule.values.vpcf import ValuePerCost
-
-
-class PolicyName(StrEnum):
-    """Rules for shares."""
-
-    VALUE = "value"
-    """Expected gain per cost above a protected floor."""
-    EQUAL_COST = "equal_cost"
-    """Equal accelerator time, by weight."""
-    STATIC = "static"
-    """Ratios of the weights, held on trained tokens."""
-    UNIFORM = "uniform"
-    """Equal numbers of groups, by weight."""
-    ROUND_ROBIN = "round_robin"
-    """A tenth of the domains at a time."""
-    PROPORTIONAL = "proportional"
-    """As many groups as a domain has data for."""
-    HARD_FIRST = "hard_first"
-    """One minus the pass rate."""
-    SEC = "sec"
-    """Softmax of |advantage| (arXiv 2505.14970)."""
-    DUMP = "dump"
-    """Upper confidence bound on |advantage| (arXiv 2504.09710)."""
-    TSCL = "tscl"
-    """Size of the last change (arXiv 1707.00183)."""
-    MT_GRPO = "mt_grpo"
-    """Low and stagnant domains rise (arXiv 2602.05547)."""
-    TAC = "tac"
-    """|advantage| times gradient alignment (arXiv 2606.25178)."""
-
 
 _RULES: dict[PolicyName, Callable[[int], Policy]] = {
     PolicyName.EQUAL_COST: EqualCost,

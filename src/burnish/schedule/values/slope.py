@@ -42,7 +42,7 @@ class SlopeTable:
 
     def __init__(self, num_rows: int) -> None:
         """Start without observations."""
-        names = ("weight", "mean_x", "mean_y", "sxx", "sxy", "syy")
+        names = ("points", "weight", "mean_x", "mean_y", "sxx", "sxy", "syy")
         self.rows = Columns(num_rows, dict.fromkeys(names, 0.0))
 
     def add(self, x_D: Floats, y_D: Floats, weight_D: Floats, discount: float) -> None:
@@ -60,6 +60,7 @@ class SlopeTable:
         rows["mean_x"] = rows["mean_x"] + part * dx
         rows["mean_y"] = rows["mean_y"] + part * dy
         rows["weight"] = total
+        rows["points"] = rows["points"] * factor + seen
 
     def estimate(self) -> Slopes:
         """Least-squares slopes and their standard errors, (0, inf) while undefined."""
@@ -69,7 +70,9 @@ class SlopeTable:
         slope = np.where(known, rows["sxy"] / sxx, 0.0)
         residual = np.maximum(rows["syy"] - slope * rows["sxy"], 0.0)
         prior = _PRIOR_GROUPS * _PRIOR_VARIANCE
-        variance = (residual + prior) / (rows["weight"] + _PRIOR_GROUPS)
+        # A point of weight w is a mean over w groups: w times its squared residual is the variance
+        # of one group, so that the sum is divided by points.
+        variance = (residual + prior) / (rows["points"] + _PRIOR_GROUPS)
         return Slopes(slope, np.where(known, np.sqrt(variance / sxx), np.inf))
 
     def state(self) -> dict[str, Any]:

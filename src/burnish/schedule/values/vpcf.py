@@ -3,10 +3,10 @@
     value = (slope + 1.5 sd)+ * learnability * (1 - false passes) * weight / cost per scored rollout
     share ~ value ** 1.5 within the declared bounds, moved a quarter of the way per step
 
-The slope is the posterior gain in pass rate per rollout (`slope.py`), optimistic so that the unknown
-is tried; learnability is the spread of scores inside groups, without which there is no gradient.
-Cost is per *scored* rollout: a domain whose machinery fails is a dear one. The floor is dealt by the
-dealer; fairness mixes equal cost into the rest.
+The slope is the posterior gain in pass rate per rollout (`slope.py`), optimistic so that the
+unknown is tried; learnability is the spread of scores inside groups, without which there is no
+gradient. Cost is per *scored* rollout: a domain whose machinery fails is a dear one. The floor is
+dealt by the dealer; fairness mixes equal cost into the rest.
 """
 
 from __future__ import annotations
