@@ -32,6 +32,8 @@ class StepOutcome(NamedTuple):
     """Of these, scored."""
     passed_DK: Floats
     """Of these, passed."""
+    rate_D: Floats
+    """Pass rate over all tiers alike, as well as it is known after the step."""
     groups_D: Floats
     """Groups judged, of any tier."""
     spread_D: Floats

@@ -13,7 +13,8 @@ def normalised(values: Floats, active: Bools) -> Floats:
     total = kept.sum()
     if not 0.0 < total < np.inf:
         kept, total = active.astype(np.float64), float(active.sum())
-    return kept / max(total, 1.0) if total == 0 else kept / total
+    shares: Floats = kept / max(total, 1e-300)
+    return shares
 
 
 def bounded(values: Floats, low: Floats, high: Floats, active: Bools) -> Floats:
