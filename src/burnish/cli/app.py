@@ -25,6 +25,16 @@ the time limit, 125 if the box failed, 128+n for signal n, 137 for other
 limits, 2 for a mistake in the line.
 """
 
+_CONTROL = {
+    "status": "How it is doing.",
+    "pause": "Stand still.",
+    "resume": "Go on.",
+    "stop": "End with a checkpoint.",
+    "add": "Train a further domain.",
+    "remove": "Stop training a domain.",
+    "share": "Change a domain's priority or bounds.",
+}
+
 
 def build_app() -> App:
     """The command line. Help texts of the verbs stand here so that --help imports none of them."""
@@ -62,6 +72,10 @@ def build_app() -> App:
         "burnish.cli.config:explain", name="explain", help="Value, origin and meaning of a key."
     )
     app.command(config)
+    control = App(name="control", help="Look at a live run, and change it.", **options)
+    for name, text in _CONTROL.items():
+        control.command(f"burnish.cli.control:{name}", name=name, help=text)
+    app.command(control)
     app.command(_sandbox(options))
     return app
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ from burnish.model.loading import LoadedModel, export
 from burnish.observe.report import write_report
 from burnish.rollout.collect.collector import Sampling
 from burnish.run.config import EngineBackend, RunConfig
+from burnish.run.control.handler import ControlHandler
+from burnish.run.control.messages import socket_path
+from burnish.run.control.roster import Roster
+from burnish.run.control.server import serve_control
 from burnish.run.facts import versions
 from burnish.run.flow import FlowControl, FlowSettings
 from burnish.run.health import Health
 from burnish.run.interrupts import Interrupts
-from burnish.run.loop import Loop, LoopConfig, LoopParts
+from burnish.run.loop import Loop
+from burnish.run.loop_parts import LoopConfig, LoopParts
 from burnish.run.phases import (
     check_environments,
     evaluation,
@@ -117,12 +122,18 @@ async def _phases(
     warms = session.config.warmup.examples_per_domain > 0
     if suite is not None and warms and payload["step"] == 0:
         await evaluation(session, environments, suite, EvalName.WARMED)
+    roster = Roster(payload.get("roster"))
+    environments = {**environments, **roster.restore()}
     scheduler = _scheduler(session.config, environments, payload)
-    loop, reporter = _loop(session, environments, scheduler, payload)
-    failures.reporter = reporter
+    loop, parts = _loop(session, environments, roster, scheduler, payload)
+    failures.reporter = parts.reporter
     session.observer.phase(RunPhase.TRAIN, session.config.run.steps)
-    with interrupts.gently(loop.stop):
-        reached = await loop.run()
+    control = serve_control(
+        socket_path(session.directory.path), ControlHandler(session, loop, parts)
+    )
+    async with control:
+        with interrupts.gently(loop.stop):
+            reached = await loop.run()
     failures.reporter = None
     session.collector.watch = None
     if not reached:
@@ -136,10 +147,11 @@ async def _phases(
 
 def _loop(
     session: Session,
-    environments: Mapping[str, Environment],
+    environments: MutableMapping[str, Environment],
+    roster: Roster,
     scheduler: DomainScheduler,
     payload: Mapping[str, Any],
-) -> tuple[Loop, StepReporter]:
+) -> tuple[Loop, LoopParts]:
     """The loop as it was at the checkpoint that `payload` comes from, or at its beginning."""
     config, step = session.config, int(payload["step"])
     rollouts = session.directory.rollouts
@@ -166,6 +178,7 @@ def _loop(
     )
     parts = LoopParts(
         environments=environments,
+        roster=roster,
         scheduler=scheduler,
         admission=_admission(config, payload),
         scale=RunningScale.from_state(payload.get("scale", {})),
@@ -177,7 +190,7 @@ def _loop(
         directory=session.directory,
         reporter=reporter,
     )
-    return Loop(settings, parts, finished_steps=step), reporter
+    return Loop(settings, parts, finished_steps=step), parts
 
 
 def _scheduler(

@@ -26,66 +26,21 @@ s. What a checkpoint after step s does not hold is undone by a resume, and done 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from burnish.core.errors import ClassifiedFailure
-from burnish.core.protocols import Environment
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind, Split
-from burnish.rollout.collect.collector import Collector, Sampling
 from burnish.run.batch import computed_tokens, drop_reason, make_batch
-from burnish.run.flow import FlowControl, image_of
-from burnish.run.health import Health
-from burnish.run.publish import Publisher
-from burnish.run.step_report import StepReporter
-from burnish.run.training import PolicyTrainer
-from burnish.schedule.admission import Admission, GroupState
+from burnish.run.flow import image_of
+from burnish.run.loop_parts import LoopConfig, LoopParts
+from burnish.schedule.admission import GroupState
 from burnish.schedule.batcher import BatchStatus, plan_batch
-from burnish.schedule.domains import DomainScheduler
-from burnish.store.run_directory import RunDirectory
 from burnish.telemetry.events import EventKind
-from burnish.train.advantages import Normaliser, RunningScale
 
 _BREAKER_LOOK_S = 1.0
-
-
-class LoopConfig(NamedTuple):
-    """What the loop itself needs to know."""
-
-    num_steps: int
-    """Training steps of the whole run."""
-    group_size: int
-    """Samples of one task."""
-    sampling: Sampling
-    """How tokens are drawn."""
-    seed: int
-    """Root of all randomness."""
-    deterministic: bool
-    """Decide in dispatch order only."""
-    checkpoint_every_steps: int
-    """How often the run can be gone on with."""
-    first_index: int
-    """Training items below this were used by the warm-up."""
-    normaliser: Normaliser
-    """What advantages are divided by."""
-
-
-class LoopParts(NamedTuple):
-    """Everything that the loop drives; none of it knows the loop."""
-
-    environments: Mapping[str, Environment]
-    scheduler: DomainScheduler
-    admission: Admission
-    scale: RunningScale
-    health: Health
-    flow: FlowControl | None
-    collector: Collector
-    trainer: PolicyTrainer
-    publisher: Publisher
-    directory: RunDirectory
-    reporter: StepReporter
 
 
 class Loop:
@@ -101,7 +56,7 @@ class Loop:
         self._done: dict[str, Group] = {}
         self._shelf: dict[str, Group] = {}
         self._changed = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._paused = False
         self._snapshot = self._state()
 
     @property
@@ -112,6 +67,22 @@ class Loop:
     def stop(self) -> None:
         """End after the step in progress, with a checkpoint. Call from the event loop's thread."""
         self._stopping = True
+        self._changed.set()
+
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still on request."""
+        return self._paused
+
+    def pause(self, *, paused: bool = True) -> None:
+        """Start and train nothing new, or go on. What runs is finished and kept."""
+        self._paused = paused
+        self._changed.set()
+
+    def leave(self, domain: str) -> None:
+        """A domain was removed: nothing of it trains any more."""
+        for group_id in [g for g, group in self._shelf.items() if group.domain == domain]:
+            self._drop(group_id, DropReason.QUARANTINED)
         self._changed.set()
 
     async def run(self) -> bool:
@@ -145,7 +116,7 @@ class Loop:
         """Start as many groups as the lag bound allows. No await inside: see Collector.reserve."""
         parts, started = self._parts, []
         flow = parts.flow
-        while not self._stopping and parts.admission.may_dispatch():
+        while not self._stopping and not self._paused and parts.admission.may_dispatch():
             if flow is not None and not flow.may_start(self._config.group_size):
                 break
             pick = parts.scheduler.next(flow.blocked() if flow is not None else ())
@@ -273,7 +244,7 @@ class Loop:
         parts.directory.ledger.complete(group.group_id, self._current_step())
         parts.reporter.group(group)
         scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
-        if scored:
+        if scored and group.domain in parts.scheduler.active():
             scores = [v.score for v in scored if v.score is not None]
             mean = sum(scores) / len(scores)
             parts.scheduler.observe(
@@ -325,6 +296,9 @@ class Loop:
         """The next batch in dispatch order, or None when asked to stop."""
         while not self._stopping:
             self._changed.clear()
+            if self._paused:
+                await self._changed.wait()
+                continue
             plan = plan_batch(self._parts.admission)
             for group_id in plan.stale:
                 self._drop(group_id, DropReason.STALE)
@@ -375,6 +349,7 @@ class Loop:
         parts = self._parts
         return {
             "step": self._finished_steps,
+            "roster": parts.roster.state(),
             "scheduler": parts.scheduler.state(),
             "admission": parts.admission.state(),
             "scale": parts.scale.state(),

@@ -106,7 +106,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-class short_name:  # noqa: N801
+class short_name:
     """A name for `path` that fits a socket address: 108 bytes, which run directories may exceed."""
 
     def __init__(self, path: Path) -> None:
