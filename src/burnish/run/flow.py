@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 from burnish.core.clock import Clock
 from burnish.core.records import Failure, Group, Task
+from burnish.core.vocabulary import FailureKind
 from burnish.schedule.breakers.base import Attempt, BreakerConfig, BreakerRow
 from burnish.schedule.breakers.cases import BadCase, CaseQueue
 from burnish.schedule.breakers.panel import Breakers
-from burnish.schedule.breakers.retries import RetryBudget, RetryConfig
+from burnish.schedule.breakers.retries import RETRIED, RetryBudget, RetryConfig
 from burnish.schedule.flow.load import EngineLoad, LoadConfig, LoadControl
 from burnish.schedule.flow.order import Lengths
 
@@ -56,7 +57,7 @@ class FlowControl:
         self._lengths = Lengths()
         self._coming: dict[str, int] = {}
         self.cases = CaseQueue()
-        self.on_opened: Callable[[str, str], None] = lambda domain, kind: None
+        self.on_opened: Callable[[str, FailureKind], None] = lambda domain, kind: None
         self.on_abandon: Callable[[str], None] = lambda group_id: None
         self.on_room: Callable[[], None] = lambda: None
 
@@ -137,8 +138,8 @@ class FlowControl:
         if failure is not None:
             self.cases.report(task.domain, group_id, image, self._digest_of(task.domain), failure)
         for key in reaction.opened:
-            self.on_opened(key.domain, key.kind.value)
-        if reaction.abandon:
+            self.on_opened(key.domain, key.kind)
+        if reaction.abandon and kind in RETRIED:
             self.on_abandon(group_id)
         again = (
             failure is not None

@@ -38,6 +38,7 @@ from burnish.run.flow import image_of
 from burnish.run.loop_parts import LoopConfig, LoopParts
 from burnish.schedule.admission import GroupState
 from burnish.schedule.batcher import BatchStatus, plan_batch
+from burnish.schedule.breakers.retries import RETRIED
 from burnish.telemetry.events import EventKind
 
 _BREAKER_LOOK_S = 1.0
@@ -209,11 +210,16 @@ class Loop:
             flow.on_abandon = self._give_up
             flow.on_room = lambda: self._dispatch(tasks)
 
-    def _pause_domain(self, tasks: asyncio.TaskGroup, domain: str, kind: str) -> None:
-        """A breaker opened: what is sampled behind it ends, and others get its room at once."""
-        self._parts.reporter.paused(domain, kind)
+    def _pause_domain(self, tasks: asyncio.TaskGroup, domain: str, kind: FailureKind) -> None:
+        """A breaker opened: others get its room at once.
+
+        What is sampled behind it ends, unless the environment itself is at fault: then the gate
+        must see how often, and such failures are quick.
+        """
+        self._parts.reporter.paused(domain, kind.value)
         for group_id in [g for g in self._collecting if g.rpartition("/")[0] == domain]:
-            self._give_up(group_id)
+            if kind in RETRIED:
+                self._give_up(group_id)
         self._dispatch(tasks)
 
     def _give_up(self, group_id: str) -> None:
