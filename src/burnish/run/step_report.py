@@ -119,7 +119,7 @@ class StepReporter:
 
     def paused(self, domain: str, kind: str) -> None:
         """A breaker opened."""
-        self._directory.events.emit(EventKind.BREAKER_OPENED, self._step, domain=domain, kind=kind)
+        self._directory.events.emit(EventKind.BREAKER_OPENED, self._step, domain=domain, cause=kind)
         self._observer.note(f"{domain} is paused: {kind} failures")
 
     def cases(self, step: int, cases: Sequence[BadCase]) -> None:

@@ -21,10 +21,11 @@ from burnish.schedule.breakers.panel import Breakers
 from burnish.schedule.breakers.retries import RetryBudget, RetryConfig
 from burnish.schedule.flow.load import LoadConfig, LoadControl
 from burnish.schedule.flow.order import Lengths, Waiting, rank
-from burnish.schedule.shares import DeficitCounters
+from burnish.schedule.flow.resources import DominantShares, Resources
 
 # A group with no more than this part of its samples to go is let finish when its breaker opens.
 _KEPT_LEFT = 0.75
+_ONE_GROUP = Resources(decode_s=1.0)
 
 
 class Flow:
@@ -47,7 +48,8 @@ class Flow:
         self._lengths = Lengths()
         self._with_breakers = with_breakers
         self._breakers: Breakers | None = None
-        self._deficits: DeficitCounters | None = None
+        # Equal groups for every domain, as the baselines give them: what is compared is the flow.
+        self._shares = DominantShares(_ONE_GROUP)
         self._shelf: dict[str, SimGroup] = {}
         self._waiting: dict[int, Waiting] = {}
         self._attempts: dict[str, int] = {}
@@ -58,14 +60,15 @@ class Flow:
 
     def fill(self, sim: Simulator) -> None:
         """As many groups as the engines have room for and the lag allows."""
-        breakers, deficits = self._parts(sim)
+        breakers, shares = self._parts(sim)
         room = self._load.room(sim.load(), sim.num_coming, sim.clock.now_s())
         while 2 * room >= sim.group_size and self._ledger.may_dispatch():
             blocked = breakers.blocked() if self._with_breakers else frozenset()
-            eligible = {d.name: 1.0 for d in sim.workload.domains if d.name not in blocked}
+            eligible = [d.name for d in sim.workload.domains if d.name not in blocked]
             if not eligible:
                 return
-            name = deficits.serve(eligible, dict.fromkeys(eligible, 1.0))
+            name = shares.poorest(eligible, {})
+            shares.take(name, _ONE_GROUP)
             group_id = f"{name}/{sim.num_groups}"
             breakers.dispatched(group_id, name)
             self._ledger.dispatched(group_id)
@@ -144,11 +147,10 @@ class Flow:
         """A version is out."""
         self._ledger.published(sim.version)
 
-    def _parts(self, sim: Simulator) -> tuple[Breakers, DeficitCounters]:
-        if self._breakers is None or self._deficits is None:
+    def _parts(self, sim: Simulator) -> tuple[Breakers, DominantShares]:
+        if self._breakers is None:
             self._breakers = Breakers(BreakerConfig(), sim.clock)
-            self._deficits = DeficitCounters([d.name for d in sim.workload.domains])
-        return self._breakers, self._deficits
+        return self._breakers, self._shares
 
     def _claim(self, episode: SimEpisode) -> Waiting:
         domain, group_id = episode.group.domain.name, episode.group.group_id

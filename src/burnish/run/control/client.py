@@ -9,7 +9,7 @@ import msgspec
 
 from burnish.core.errors import UserError
 from burnish.run.control.messages import Answer, Request
-from burnish.run.control.server import short_name
+from burnish.run.control.server import ShortName
 
 # Adding a domain runs the quality gate first, which can take minutes.
 _ANSWER_S = 600.0
@@ -24,7 +24,7 @@ def ask(path: Path, request: Request) -> Answer:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(_ANSWER_S)
-            with short_name(path) as name:
+            with ShortName(path) as name:
                 link.connect(name)
             link.sendall(msgspec.json.encode(request) + b"\n")
             line = link.makefile("rb").readline()

@@ -50,13 +50,14 @@ async def serve_control(path: Path, handle: Handler) -> AsyncIterator[None]:
                 await writer.wait_closed()
 
     listener = _listen(path)
+    forget = path.unlink
     server = await asyncio.start_unix_server(talk, sock=listener, limit=MAX_LINE_BYTES)
     try:
         yield
     finally:
         server.close()
         with suppress(FileNotFoundError):
-            path.unlink()
+            forget()
 
 
 async def _converse(
@@ -92,7 +93,7 @@ def _listen(path: Path) -> socket.socket:
     try:
         # A run holds the lock of its directory, so a socket that is already there is a dead one.
         path.unlink(missing_ok=True)
-        with short_name(path) as name:
+        with ShortName(path) as name:
             listener.bind(name)
         listener.listen(_MAX_CLIENTS)
     except OSError as error:
@@ -106,7 +107,7 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-class short_name:
+class ShortName:
     """A name for `path` that fits a socket address: 108 bytes, which run directories may exceed."""
 
     def __init__(self, path: Path) -> None:
