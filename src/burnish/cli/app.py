@@ -35,6 +35,14 @@ _CONTROL = {
     "share": "Change a domain's priority or bounds.",
 }
 
+_JOBS = {
+    "serve": ("serve", "Run jobs, until stopped."),
+    "submit": ("submit", "Queue a run."),
+    "list": ("list_jobs", "What runs and waits."),
+    "cancel": ("cancel", "Give a job up."),
+    "stop": ("stop", "End the daemon; jobs go on when it is served again."),
+}
+
 
 def build_app() -> App:
     """The command line. Help texts of the verbs stand here so that --help imports none of them."""
@@ -76,6 +84,10 @@ def build_app() -> App:
     for name, text in _CONTROL.items():
         control.command(f"burnish.cli.control:{name}", name=name, help=text)
     app.command(control)
+    jobs = App(name="jobs", help="Several runs share this machine.", **options)
+    for name, (target, text) in _JOBS.items():
+        jobs.command(f"burnish.cli.jobs:{target}", name=name, help=text)
+    app.command(jobs)
     app.command(_sandbox(options))
     return app
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import msgspec
 
 from burnish.core.errors import UserError
-from burnish.run.control.messages import Answer, Request
+from burnish.core.records import Record
+from burnish.run.control.messages import Answer
 from burnish.run.control.server import ShortName
 
 # Adding a domain runs the quality gate first, which can take minutes.
 _ANSWER_S = 600.0
 
 
-def ask(path: Path, request: Request) -> Answer:
+def ask(path: Path, request: Record) -> Answer:
     """Send one request to the socket at `path`.
 
     Raises:
@@ -31,7 +32,7 @@ def ask(path: Path, request: Request) -> Answer:
     except OSError as error:
         raise UserError(
             f"{path.parent} does not answer ({error.strerror or error}).",
-            fix="name the directory of a run that is training now, of your own user.",
+            fix="name the directory of a run that trains now, or start `burnish jobs serve`.",
         ) from error
     if not line:
         raise UserError(f"{path.parent} hung up.", fix="ask again; it may have just ended.")

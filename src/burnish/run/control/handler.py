@@ -13,7 +13,7 @@ import msgspec
 from burnish.core.errors import UserError
 from burnish.quality.audit import audit
 from burnish.quality.gate import Gate
-from burnish.run.control.messages import Answer, Request, Verb
+from burnish.run.control.messages import Answer, Request, Verb, parse
 from burnish.run.loop import Loop
 from burnish.run.loop_parts import LoopParts
 from burnish.run.session import Session
@@ -29,12 +29,15 @@ class ControlHandler:
         self._session, self._loop, self._parts = session, loop, parts
         self._adding: set[str] = set()
 
-    async def __call__(self, request: Request) -> Answer:
-        """Do it and say so.
+    async def __call__(self, line: bytes) -> Answer:
+        """Do what a line asks for, and say so.
 
         Raises:
             UserError: it cannot be done.
         """
+        request = parse(line)
+        if isinstance(request, str):
+            return Answer(ok=False, error=request)
         match request.verb:
             case Verb.STATUS:
                 return Answer(ok=True, result=self._status())

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.run.control.messages import MAX_LINE_BYTES, Answer, Request, parse
+from burnish.run.control.messages import MAX_LINE_BYTES, Answer
 
-Handler = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[bytes], Awaitable[Answer]]
 
 _MAX_CLIENTS = 16
 _SILENCE_S = 30.0
@@ -71,12 +71,8 @@ async def _converse(
         except asyncio.LimitOverrunError:
             await _say(writer, Answer(ok=False, error=f"longer than {MAX_LINE_BYTES} bytes"))
             return
-        request = parse(line)
-        if isinstance(request, str):
-            await _say(writer, Answer(ok=False, error=request))
-            continue
         try:
-            answer = await handle(request)
+            answer = await handle(line)
         except (UserError, ClassifiedFailure) as error:
             answer = Answer(ok=False, error=str(error))
         await _say(writer, answer)
