@@ -65,7 +65,9 @@ class ControlHandler:
             "num_steps": self._session.config.run.steps,
             "paused": self._loop.paused,
             "groups": msgspec.to_builtins(parts.admission.counts()),
-            "domains": [msgspec.to_builtins(row) for row in parts.scheduler.table()],
+            "domains": [
+                msgspec.to_builtins(row, enc_hook=float) for row in parts.scheduler.table()
+            ],
             "breakers": [msgspec.to_builtins(row) for row in flow.table()] if flow else [],
             "flow": flow.status() if flow else {},
         }
