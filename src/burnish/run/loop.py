@@ -35,7 +35,7 @@ from burnish.core.protocols import Environment
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
 from burnish.rollout.collect.collector import Collector, Sampling
-from burnish.run.batch import computed_tokens, drop_reason, make_batch
+from burnish.run.batch import computed_tokens, drop_reason, make_batch, trained_tokens
 from burnish.run.health import Health
 from burnish.run.publish import Publisher
 from burnish.run.step_report import StepReporter
@@ -238,19 +238,19 @@ class Loop:
         parts.directory.ledger.complete(group.group_id, self._current_step())
         parts.reporter.group(group)
         scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
-        if scored:
-            scores = [v.score for v in scored if v.score is not None]
-            mean = sum(scores) / len(scores)
-            parts.scheduler.observe(
-                group.domain,
-                pass_rate=sum(bool(v.passed) for v in scored) / len(scored),
-                mean_score=mean,
-                num_rollouts=len(scored),
-                step=self._finished_steps,
-                cost_s=sum(r.duration_s for r in group.rollouts),
-                cost_tokens=float(computed_tokens(group)),
-                score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
-            )
+        # A group without a single score taught nothing, but was paid for.
+        scores = [v.score for v in scored if v.score is not None] or [0.0]
+        mean = sum(scores) / len(scores)
+        parts.scheduler.observe(
+            group.domain,
+            pass_rate=sum(bool(v.passed) for v in scored) / max(len(scored), 1),
+            mean_score=mean,
+            num_rollouts=len(scored),
+            step=self._finished_steps,
+            cost_s=sum(r.duration_s for r in group.rollouts),
+            cost_tokens=float(computed_tokens(group)),
+            score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
+        )
         parts.health.judged(group)
         reason = drop_reason(group)
         if group.domain not in parts.scheduler.active():
@@ -265,6 +265,7 @@ class Loop:
 
     def _drop(self, group_id: str, reason: DropReason) -> None:
         self._parts.admission.dropped(group_id, reason)
+        self._parts.scheduler.settle(group_id.rpartition("/")[0], 0.0)
         self._parts.directory.ledger.drop(group_id, reason, self._current_step())
         self._parts.reporter.dropped(group_id, reason, self._config.group_size)
         self._shelf.pop(group_id, None)
@@ -308,6 +309,7 @@ class Loop:
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
         for group in groups:
             parts.health.trained(group)
+            parts.scheduler.settle(group.domain, float(trained_tokens(group)))
         with parts.directory.ledger.transaction():
             for group_id, num_invalid in batch.num_invalid.items():
                 parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)

@@ -78,6 +78,11 @@ class DomainScheduler:
         deadline = self._deadlines.max() if domain is None else self._deadlines[self._row[domain]]
         return int(deadline) + len(self._names) - 1
 
+    @property
+    def policy(self) -> str:
+        """Name of the rule."""
+        return self._config.policy.value
+
     def active(self) -> tuple[str, ...]:
         """Domains that are not in quarantine."""
         return self._active_names

@@ -51,6 +51,8 @@ class EventKind(StrEnum):
     """The quality gate judged an environment."""
     ENVIRONMENT_QUARANTINED = "environment_quarantined"
     """An environment is shut out of sampling."""
+    SHARES_DECIDED = "shares_decided"
+    """How the budget is divided; `data` says for every domain why."""
     FAILURE = "failure"
     """A classified failure."""
     EVALUATION_STARTED = "evaluation_started"

@@ -23,7 +23,7 @@ from burnish.quality.report import ProbeVerdict, QualityReport
 
 COMMANDS = (
     *("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain"),
-    "bench engine",
+    *("bench engine", "simulate"),
 )
 SANDBOX_FLAGS = {
     "create": ["--allow", "--deterministic", "--image", "--json", "--privileges"],
@@ -92,6 +92,7 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "env play": ["--index", "--json", "--split"],
         "config explain": ["--config", "--json", "--set", "-c"],
         "bench engine": ["--json", "--plot", "--quick", "--set"],
+        "simulate": ["--json", "--plot", "--policy", "--seeds", "--tier"],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -110,7 +109,7 @@ class LearningScenario:
         return simulate(world, scheduler_for(policy, world), seed)
 
 
-def scheduler_for(policy: str, world: World, **options: Any) -> StepScheduler:
+def scheduler_for(policy: str, world: World) -> StepScheduler:
     """The scheduler of the real run around a policy, without guard for the published baselines.
 
     Raises:
@@ -121,9 +120,9 @@ def scheduler_for(policy: str, world: World, **options: Any) -> StepScheduler:
     if policy == ORACLE:
         rule = Oracle(num, world.value)
     elif policy == FAIR:
-        rule = ValuePerCost(num, fairness=0.5)
+        rule = ValuePerCost(num, fairness=0.5, smoothed=True)
     elif policy in list(PolicyName):
-        rule = make_policy(PolicyName(policy), num)
+        rule = make_policy(PolicyName(policy), num, smoothed=True)
     else:
         known = ", ".join(POLICIES)
         raise UserError(f"There is no policy {policy!r}.", fix=f"use one of {known}.")

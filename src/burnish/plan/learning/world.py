@@ -106,7 +106,8 @@ class World:
         self.start = self.skill.copy()
         cost = np.clip(np.exp(rng.normal(0.0, family.cost_sigma, d)), *family.cost_range)
         if family.cost_sigma == 0.0:
-            cost = np.exp(rng.uniform(*np.log(family.cost_range), d))
+            low, high = np.log(family.cost_range)
+            cost = np.exp(rng.uniform(low, high, d))
         self.cost = cost / cost.mean()
         self.items = np.exp(rng.normal(0.0, 1.2, d))
         self.tokens = np.exp(rng.normal(np.log(500.0), 0.7, d))
