@@ -36,12 +36,7 @@ def simulate(
     from burnish.plan.registry import scenarios as known
 
     if not scenarios:
-        listed = {name: found.summary for name, found in known().items()}
-        if as_json:
-            write_json({"scenarios": listed})
-        else:
-            for name, summary in listed.items():
-                people().print(f"{name:16} {summary}", markup=False)
+        _list({name: found.summary for name, found in known().items()}, as_json=as_json)
         return
     names = tuple(known()) if scenarios == ("all",) else scenarios
     chosen = [scenario(name) for name in names]
@@ -53,6 +48,15 @@ def simulate(
             people().print(_table(comparison))
     if plot is not None:
         draw(done, plot)
+
+
+def _list(summaries: dict[str, str], *, as_json: bool) -> None:
+    from burnish.cli.console import people, table, write_json
+
+    if as_json:
+        write_json({"scenarios": summaries})
+    else:
+        people().print(table(("scenario", "what happens"), list(summaries.items())))
 
 
 def _table(comparison: Comparison) -> object:

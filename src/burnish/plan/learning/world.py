@@ -251,13 +251,15 @@ class World:
             failure[region < 0.3] = 1.0
         burst = (self.time // 7) % 10
         failure[(region * 10).astype(np.int64) == burst] += 0.4
-        return np.minimum(failure, 1.0)
+        certain: Floats = np.minimum(failure, 1.0)
+        return certain
 
     def _costs(self) -> Floats:
         if not self.family.outages:
             return self.cost
         slow = (self.fate > 0.8) & (self.time > self.size.num_steps // 2)
-        return np.where(slow, 3.0, 1.0) * self.cost
+        slowed: Floats = np.where(slow, 3.0, 1.0) * self.cost
+        return slowed
 
     def _cost(self, num: Ints) -> Floats:
         """A sum of costs with the right mean and spread."""
