@@ -244,7 +244,7 @@ class World:
 
     def _failures(self) -> Floats:
         if not self.family.outages:
-            return self.failure
+            return np.asarray(self.failure, dtype=np.float64)
         length, region = self.size.num_steps, self.fate
         failure = self.failure.copy()
         if length // 3 <= self.time < length // 3 + length // 20:
@@ -256,7 +256,7 @@ class World:
 
     def _costs(self) -> Floats:
         if not self.family.outages:
-            return self.cost
+            return np.asarray(self.cost, dtype=np.float64)
         slow = (self.fate > 0.8) & (self.time > self.size.num_steps // 2)
         slowed: Floats = np.where(slow, 3.0, 1.0) * self.cost
         return slowed
