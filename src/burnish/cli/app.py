@@ -66,6 +66,11 @@ def build_app() -> App:
     app.command(
         "burnish.cli.doctor:doctor", name="doctor", help="What this machine lacks, and the fix."
     )
+    app.command(
+        "burnish.cli.simulate:simulate",
+        name="simulate",
+        help="What a scheduling policy would do, without a machine.",
+    )
     env = App(name="env", help="List environments, or play one by hand.", **options)
     env.command("burnish.cli.env:list_envs", name="list", help="List the environments.")
     env.command("burnish.cli.play:play", name="play", help="Play an episode in the terminal.")

@@ -210,6 +210,9 @@ class Generation(Record, frozen=True, kw_only=True):
     unless asked for."""
     unmasked_logprobs: tuple[float, ...] = ()
     """Log-prob of each token before the grammar's mask; empty without a grammar."""
+    dense_logprobs: tuple[float, ...] = ()
+    """Log-prob of each token with attention over every key, at the request's temperature; empty
+    unless the engine attends fewer and reports what that costs."""
     queued_s: float = 0.0
     """From arrival to the first forward; 0.0 in deterministic mode."""
     first_token_s: float = 0.0

@@ -163,6 +163,21 @@ class CreditSource(StrEnum):
     """Was the demanded form kept?"""
 
 
+class KvPolicyKind(StrEnum):
+    """Which keys and values a token attends, and which are kept."""
+
+    FULL = "full"
+    """All."""
+    WINDOW = "window"
+    """The first tokens and the last ones; pages between are given back (StreamingLLM)."""
+    QUEST = "quest"
+    """All are kept; each decoded token attends the pages that may matter most to it (Quest)."""
+    H2O = "h2o"
+    """Pages with the least attention so far are given back, from the first token on (H2O)."""
+    SNAPKV = "snapkv"
+    """As `h2o`, once, at the end of the prompt, by what its last tokens attend (SnapKV)."""
+
+
 class KvDtype(StrEnum):
     """Numbers of the key/value cache."""
 

@@ -1,1 +1,1 @@
-"""Layer 7: what would happen; simulators that drive the objects of the real run."""
+"""Capacity and what-if: simulators that drive the real policies."""

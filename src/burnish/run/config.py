@@ -15,6 +15,7 @@ from burnish.core.config import Config
 from burnish.core.vocabulary import InFlight, KvDtype
 from burnish.model.rope_scaling import RopeKind
 from burnish.quality.subject import AuditConfig
+from burnish.rollout.engine.long.config import KvConfig
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.sandbox.config import SandboxConfig
 from burnish.schedule.breakers.base import BreakerConfig
@@ -154,6 +155,8 @@ class EngineSection(Config):
     """Weights, and the cache unless `kv_dtype` says otherwise."""
     kv_dtype: KvDtype = KvDtype.MODEL
     """Numbers of the key/value cache: `model`, or one byte each as `int8` or `fp8`."""
+    kv: KvConfig = KvConfig()
+    """Long contexts: which keys are attended and kept, and what goes to disk."""
     exact: bool = False
     """Tokens and log-probs have the same bits in any batch, chunking and state of the cache; with
     `train.exact`, the trainer's log-probs have them too. Needs bfloat16 and the native kernels."""

@@ -107,6 +107,8 @@ def core_limits(config: RunConfig) -> CoreLimits:
         swap_bytes=section.swap_mb << 20,
         kv_dtype=section.kv_dtype,
         exact=section.exact,
+        kv=config.engine.kv.build_policy(),
+        tier=config.engine.kv.build_tier(),
     )
 
 

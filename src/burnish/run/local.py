@@ -154,12 +154,14 @@ def _refuse_huge_cache(config: RunConfig, model: ModelConfig) -> None:
         * (2 if config.engine.dtype == "bfloat16" else 4)
         * PAGE_TOKENS * config.engine.num_pages
     )  # fmt: skip
+    if config.engine.kv.disk_mb:
+        num_bytes = min(num_bytes, config.engine.kv.ram_mb << 20)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > memory // 2:
         raise UserError(
-            f"engine.num_pages = {config.engine.num_pages} needs {num_bytes / 2**30:,.1f} GiB, "
+            f"the engine's cache needs {num_bytes / 2**30:,.1f} GiB, "
             f"this machine has {memory / 2**30:,.1f} GiB.",
-            fix="lower engine.num_pages.",
+            fix="lower engine.num_pages, or engine.kv.ram_mb where engine.kv.disk_mb is set.",
         )
 
 

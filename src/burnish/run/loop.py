@@ -33,7 +33,7 @@ from typing import Any
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind, Split
-from burnish.run.batch import computed_tokens, drop_reason, make_batch
+from burnish.run.batch import computed_tokens, drop_reason, make_batch, trained_tokens
 from burnish.run.flow import image_of
 from burnish.run.loop_parts import LoopConfig, LoopParts
 from burnish.schedule.admission import GroupState
@@ -250,12 +250,13 @@ class Loop:
         parts.directory.ledger.complete(group.group_id, self._current_step())
         parts.reporter.group(group)
         scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
-        if scored and group.domain in parts.scheduler.active():
-            scores = [v.score for v in scored if v.score is not None]
-            mean = sum(scores) / len(scores)
+        # A group without a single score taught nothing, but was paid for.
+        scores = [v.score for v in scored if v.score is not None] or [0.0]
+        mean = sum(scores) / len(scores)
+        if group.domain not in parts.roster.removed:
             parts.scheduler.observe(
                 group.domain,
-                pass_rate=sum(bool(v.passed) for v in scored) / len(scored),
+                pass_rate=sum(bool(v.passed) for v in scored) / max(len(scored), 1),
                 mean_score=mean,
                 num_rollouts=len(scored),
                 step=self._finished_steps,
@@ -279,6 +280,7 @@ class Loop:
 
     def _drop(self, group_id: str, reason: DropReason) -> None:
         self._parts.admission.dropped(group_id, reason)
+        self._parts.scheduler.settle(group_id.rpartition("/")[0], 0.0)
         self._parts.directory.ledger.drop(group_id, reason, self._current_step())
         self._parts.reporter.dropped(group_id, reason, self._config.group_size)
         self._shelf.pop(group_id, None)
@@ -325,6 +327,7 @@ class Loop:
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
         for group in groups:
             parts.health.trained(group)
+            parts.scheduler.settle(group.domain, float(trained_tokens(group)))
         with parts.directory.ledger.transaction():
             for group_id, num_invalid in batch.num_invalid.items():
                 parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)

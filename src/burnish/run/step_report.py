@@ -229,6 +229,13 @@ class StepReporter:
         self._recorder.record(metric.QUARANTINED_DOMAINS, quarantined)
         for row in rows:
             self._recorder.record(metric.DOMAIN_SHARE, row.share, row.domain)
+            self._recorder.record(metric.DOMAIN_MAX_GAP, row.max_gap_picks, row.domain)
+        self._directory.events.emit(
+            EventKind.SHARES_DECIDED,
+            self._step,
+            policy=scheduler.policy,
+            why={row.domain: scheduler.explain(row.domain).text for row in rows},
+        )
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
 
     def _tell_bias(self, bias: LengthBias) -> None:

@@ -78,6 +78,11 @@ class DomainScheduler:
         deadline = self._deadlines.max() if domain is None else self._deadlines[self._row[domain]]
         return int(deadline) + len(self._names) - 1
 
+    @property
+    def policy(self) -> str:
+        """Name of the rule."""
+        return self._config.policy.value
+
     def active(self) -> tuple[str, ...]:
         """Domains that are not in quarantine."""
         return self._active_names
@@ -127,7 +132,7 @@ class DomainScheduler:
         """Learn from one judged group.
 
         Args:
-            domain: where it came from.
+            domain: where it came from; one that was removed meanwhile is ignored.
             pass_rate: passed over scored rollouts.
             mean_score: mean over scored rollouts.
             num_rollouts: scored rollouts; 0 for a group that failed, which only cost something.
@@ -147,7 +152,9 @@ class DomainScheduler:
         std = math.sqrt(pass_rate * (1.0 - pass_rate)) if score_std is None else score_std
         # The spread of a fair coin, 0.5, is the most that scores in [0, 1] can have.
         spread = min(2.0 * std, 1.0)
-        row = self._row[domain]
+        row = self._row.get(domain)
+        if row is None:
+            return
         self._tracks.judged(
             row,
             num_scored=num_rollouts,

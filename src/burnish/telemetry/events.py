@@ -57,6 +57,8 @@ class EventKind(StrEnum):
     """An item failed by its own fault; `data` is for whoever mends the environment."""
     CONTROLLED = "controlled"
     """A person changed the live run; `data` has what and the answer."""
+    SHARES_DECIDED = "shares_decided"
+    """How the budget is divided; `data` says for every domain why."""
     FAILURE = "failure"
     """A classified failure."""
     EVALUATION_STARTED = "evaluation_started"

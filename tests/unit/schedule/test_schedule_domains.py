@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.schedule.domains import DomainScheduler
-from burnish.schedule.wishes import check_schedule
 from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare, PickReason
+from burnish.schedule.wishes import check_schedule
 
 NAMES = [f"d{i}" for i in range(8)]
 

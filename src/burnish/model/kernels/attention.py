@@ -11,6 +11,7 @@ Shapes: T tokens, H query heads, K key/value heads, D head width, P pages, S pag
 import contextlib
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class _Batch(ctypes.Structure):
         ("heads", ctypes.c_int64),
         ("is_f32", ctypes.c_int64),
         ("scale", ctypes.c_float),
+        ("masses", ctypes.c_void_p),
     )
 
 
@@ -104,20 +106,13 @@ class PagedLayer:
             with_bounds: keep the least and greatest key of every page, for `bound`.
         """
         self.shape = shape
-        self.data = _zeros(num_pages, shape.num_heads * shape.bytes_per_head)
+        self.data = lazy_zeros(num_pages, shape.num_heads * shape.bytes_per_head)
         self.bounds: Tensor | None = None
         if with_bounds:
             size = (num_pages, shape.num_heads, 2, shape.width)
             self.bounds = torch.zeros(size, dtype=torch.bfloat16)
         self._isa = kernels().isa
-        self._store = _Store(
-            self.data.data_ptr(),
-            None if self.bounds is None else self.bounds.data_ptr(),
-            shape.page_size,
-            shape.num_heads,
-            shape.width,
-            shape.kind,
-        )
+        self._store = self._describe()
 
     def write(self, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store keys and values; a slot is page * S + offset, filled in order within a page."""
@@ -136,8 +131,13 @@ class PagedLayer:
             torch.get_num_threads(),
         )
 
-    def attend(self, q_THD: Tensor, table: SpanTable) -> Tensor:
+    def attend(self, q_THD: Tensor, table: SpanTable, masses_TH: Tensor | None = None) -> Tensor:
         """Attention of every token that a span covers, [T, H, D]; scale is D ** -0.5.
+
+        Args:
+            q_THD: queries.
+            table: which tokens see which pages.
+            masses_TH: fp32, filled with the log of each row's summed exponentials.
 
         Raises:
             MemoryError: if there is no room for the sums.
@@ -145,6 +145,10 @@ class PagedLayer:
         q_THD = self._queries(q_THD)
         out_THD = torch.empty_like(q_THD)
         batch = self._batch(q_THD, out_THD)
+        if masses_TH is not None:
+            assert masses_TH.dtype is torch.float32
+            assert masses_TH.is_contiguous()
+            batch.masses = masses_TH.data_ptr()
         failed = self._native("attend_pages")(
             ctypes.byref(self._store),
             ctypes.byref(batch),
@@ -182,10 +186,63 @@ class PagedLayer:
         )
         return out_BHW
 
+    def mass(self, q_BHD: Tensor, table: SpanTable, most_pages: int) -> Tensor:
+        """How much attention falls on each page: log of summed exponentials, fp32 [B, H, W].
+
+        Args:
+            q_BHD: one query token per span, in order.
+            table: spans of one token each.
+            most_pages: W; what is beyond a row's pages has -inf.
+
+        Raises:
+            MemoryError: if there is no room for copies.
+        """
+        q_BHD = self._queries(q_BHD)
+        out_BHW = torch.full((*q_BHD.shape[:2], most_pages), -torch.inf)
+        batch = self._batch(q_BHD, out_BHW)
+        failed = self._native("mass_pages")(
+            ctypes.byref(self._store),
+            ctypes.byref(batch),
+            table.spans.data_ptr(),
+            len(table.spans),
+            table.pages.data_ptr(),
+            out_BHW.data_ptr(),
+            most_pages,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("no memory for the copies of attention")
+        return out_BHW
+
+    def by_head(self) -> "PagedLayer":
+        """The same memory as pages of one head each: head h of page p is page p * K + h.
+
+        So every key/value head can attend pages of its own.
+        """
+        heads, shape = self.shape.num_heads, self.shape._replace(num_heads=1)
+        view = object.__new__(PagedLayer)
+        view.shape, view._isa = shape, self._isa
+        view.data = self.data.view(-1, shape.bytes_per_head)
+        view.bounds = None if self.bounds is None else self.bounds.view(-1, 1, 2, shape.width)
+        assert len(view.data) == len(self.data) * heads
+        view._store = view._describe()
+        return view
+
+    def _describe(self) -> _Store:
+        shape = self.shape
+        return _Store(
+            self.data.data_ptr(),
+            None if self.bounds is None else self.bounds.data_ptr(),
+            shape.page_size,
+            shape.num_heads,
+            shape.width,
+            shape.kind,
+        )
+
     def _native(self, name: str) -> Callable[..., Any]:
         found: Any = function(name, self._isa, *_ARGUMENTS[name])
         # `function` says that nothing is returned.
-        found.restype = _C if name == "attend_pages" else None
+        found.restype = _C if name in _FALLIBLE else None
         return found  # type: ignore[no-any-return]
 
     def _queries(self, q_THD: Tensor) -> Tensor:
@@ -253,19 +310,28 @@ def attend_packed(
     return layer.attend(q_THD, SpanTable(spans, torch.arange(num_pages, dtype=torch.int32)))
 
 
-def _zeros(num_pages: int, page_bytes: int) -> Tensor:
+def lazy_zeros(num_pages: int, page_bytes: int) -> Tensor:
     """Memory that is taken as it is touched, in huge pages where the system has them.
 
     Pages of a sequence lie anywhere, so with small ones most reads would miss the table of
     addresses: measured 1.2-1.5 times slower.
     """
-    memory = mmap.mmap(-1, max(1, num_pages * page_bytes))
+    memory = _private_memory(max(1, num_pages * page_bytes))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel without huge pages refuses; then small ones it is.
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_pages * page_bytes)
     return flat.view(num_pages, page_bytes)
+
+
+def _private_memory(num_bytes: int) -> mmap.mmap:
+    """Not shared with forked processes: only then can parts of it be given back."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, num_bytes)
+    # Reserved memory counts against the system's limit even if it is never touched.
+    no_reserve = 0x4000 if sys.platform.startswith("linux") else 0
+    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
 
 
 def _rows(x_TKD: Tensor) -> Tensor:
@@ -276,8 +342,10 @@ def _rows(x_TKD: Tensor) -> Tensor:
 
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+_FALLIBLE = ("attend_pages", "mass_pages")
 _ARGUMENTS: dict[str, tuple[type, ...]] = {
     "write_pages": (_P, _P, _I, _P, _I, _P, _I, _I, _C),
     "attend_pages": (_P, _P, _P, _I, _P, _C),
     "bound_pages": (_P, _P, _P, _I, _P, _P, _I, _C),
+    "mass_pages": (_P, _P, _P, _I, _P, _P, _I, _C),
 }

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from burnish.rollout.engine.cache.step import Span
-from burnish.rollout.engine.cache.storage import KvCache, StepAttend
+from burnish.rollout.engine.cache.storage import KvCache
+from burnish.rollout.engine.long.layout import attention_of
+from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.sampler import Draw, Sampled, sample, uniform
 from burnish.rollout.engine.score import logprobs_of
 from burnish.rollout.engine.sequence import Sequence
@@ -28,9 +30,9 @@ class Work(NamedTuple):
     """The next tokens that are not in the cache."""
 
 
-def forward(model: ServedModel, cache: KvCache, work: Seq[Work]) -> Tensor:
-    """Hidden states [T, E] of all tokens; pieces of one token must come first."""
-    spans = [Span(s.pages, s.num_computed, s.num_computed + n) for s, n in work]
+def forward(model: ServedModel, cache: KvCache, work: Seq[Work], kv: KvPolicy) -> Tensor:
+    """Hidden states [T, E] of all tokens, attended by `kv`; single tokens must come first."""
+    spans = [_span(s, n) for s, n in work]
     ids_T = torch.tensor(
         [
             token
@@ -39,7 +41,7 @@ def forward(model: ServedModel, cache: KvCache, work: Seq[Work]) -> Tensor:
         ]
     )
     positions_T = torch.tensor([p for span in spans for p in range(span.start, span.end)])
-    return model.hidden(ids_T, positions_T, StepAttend(cache, cache.step(spans)))
+    return model.hidden(ids_T, positions_T, attention_of(cache, [s for s, _ in work], spans, kv))
 
 
 def prompt_logprobs(model: ServedModel, hidden_TE: Tensor, work: Seq[Work]) -> list[Sequence]:
@@ -79,6 +81,13 @@ def sample_next(model: ServedModel, hidden_NE: Tensor, sequences: Seq[Sequence])
             stops = [token for token in sequence.stops if 0 <= token < logits_NV.shape[1]]
             logits_NV[row, stops] = -torch.inf
     return sample(logits_NV, [_draw(sequence) for sequence in sequences])
+
+
+def _span(sequence: Sequence, num_tokens: int) -> Span:
+    pages, start = sequence.pages, sequence.num_computed
+    kept = [i for i, page in enumerate(pages) if page >= 0]
+    # Pages side by side: the kernel would walk over what is missing.
+    return Span(pages, start, start + num_tokens, None if len(kept) == len(pages) else kept)
 
 
 def _draw(sequence: Sequence) -> Draw:

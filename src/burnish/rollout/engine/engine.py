@@ -10,7 +10,6 @@ goes wrong with one request ends that request; what goes wrong with the machine 
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,28 +21,23 @@ from burnish.model.config import ModelConfig
 from burnish.rollout.engine import batch
 from burnish.rollout.engine import score as scoring
 from burnish.rollout.engine.batch import Work
-from burnish.rollout.engine.cache.opening import open_cache
-from burnish.rollout.engine.cache.storage import CacheShape, KvCache
+from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
 from burnish.rollout.engine.residency import Residency
+from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import Sampled, seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.stops import Decode, StopText
+from burnish.rollout.engine.tier.cache import TieredCache
+from burnish.rollout.engine.tier.limits import TierStats
+from burnish.rollout.engine.tier.losses import lost_requests
+from burnish.rollout.engine.tier.opening import open_engine_cache
 from burnish.rollout.engine.validation import Bounds, validate
-from burnish.rollout.engine.weights import ServedModel
+from burnish.rollout.engine.weights import Prepared, ServedModel
 
 Ended = list[tuple[Sequence, Generation | Failure]]
-
-
-class Prepared(NamedTuple):
-    """Weights ready to be served."""
-
-    model: ServedModel
-    """Checked and packed."""
-    digest: str
-    """Of what it was made from."""
 
 
 class EngineCore:
@@ -75,12 +69,15 @@ class EngineCore:
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
+        self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
         self._bounds = Bounds(config, self.limits, decode is not None)
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
+        if isinstance(self._cache, TieredCache):
+            self._bounds = self._bounds._replace(attended_pages=self._cache.num_frames // 2)
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
         memory = Residency(self._cache, self.limits, version=version, flops_per_token=flops)
         self._scheduler = Scheduler(memory, self.limits)
@@ -179,13 +176,16 @@ class EngineCore:
             return []
         model = self._served.model
         with torch.inference_mode():
-            hidden_TE = batch.forward(model, self._cache, work)
-            broken = batch.prompt_logprobs(model, hidden_TE, work)
+            hidden_TE = batch.forward(model, self._cache, work, self.limits.kv)
+            losses = self._cache.take_losses()
+            broken = dict.fromkeys(batch.prompt_logprobs(model, hidden_TE, work), _NOT_FINITE)
+            broken |= lost_requests(losses, work)
+            self._scheduler.restart_holders(losses.pages, work)
             self._prompt_tokens += sum(
                 min(n, max(0, s.num_prompt - s.num_computed)) for s, n in work
             )
             self._scheduler.computed(work)
-            ended = [(sequence, self._fail(sequence, _NOT_FINITE)) for sequence in broken]
+            ended: Ended = [(each, self._fail(each, failure)) for each, failure in broken.items()]
             ready = [
                 i
                 for i, (sequence, _) in enumerate(work)
@@ -239,6 +239,17 @@ class EngineCore:
         self.forget_prefixes()
         return ended
 
+    def adopt(self, tokens: tuple[int, ...], layers: Seq[tuple[Tensor, Tensor]]) -> int:
+        """Take over keys and values of a prefix, computed by the present weights elsewhere.
+
+        Requests find them in the prefix index; returns how many tokens there was room for.
+
+        Raises:
+            UserError: if the engine must compute them itself.
+        """
+        assert self._cache is not None, "a sleeping engine was asked to work"
+        return adopt(self._cache, self._scheduler.memory, tokens, layers, self.limits)
+
     def forget_prefixes(self) -> None:
         """Let no later request reuse keys and values that exist now."""
         self._scheduler.memory.forget(self.weight_version)
@@ -265,7 +276,7 @@ class EngineCore:
             scheduler.restart(sequence)
         self.forget_prefixes()
         scheduler.memory.attach(None)
-        self._cache = None
+        self.close()
         if level is SleepLevel.WEIGHTS:
             self._served = None
 
@@ -298,31 +309,32 @@ class EngineCore:
         Raises:
             UserError: if the tokens do not fit the model, or there are no weights.
         """
-        context, vocabulary = self.config.max_position_embeddings, self.config.vocab_size
-        if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
-            raise UserError(
-                f"{len(token_ids)} tokens to score do not fit context {context}, "
-                f"vocabulary {vocabulary}.",
-                fix="score a shorter text, encoded with the model's own tokenizer.",
-            )
+        scoring.check(self.config, token_ids)
         if self._served is None:
             raise UserError("the engine sleeps without weights.", fix="wake it first.")
         return scoring.score(self._served.model, token_ids, self.limits.page_size)
+
+    def close(self) -> None:
+        """Give back the cache, on disk too."""
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None
+
+    @property
+    def tier(self) -> TierStats:
+        """What lies in memory and on disk, where the cache has both."""
+        return self._cache.stats if isinstance(self._cache, TieredCache) else TierStats()
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
         self._scheduler.check()
 
     def _new_cache(self) -> KvCache:
-        limits = self.limits
-        return open_cache(
-            CacheShape(
-                self.config,
-                limits.num_pages,
-                limits.page_size,
-                self.dtype,
-                kv_dtype=limits.kv_dtype,
-            )
+        return open_engine_cache(
+            self.config,
+            self.dtype,
+            self.limits,
+            lambda page: self._scheduler.memory.pool.is_free(page),
         )
 
     def _serve(self, prepared: Prepared) -> None:
@@ -365,6 +377,11 @@ class EngineCore:
 
     def _finish(self, sequence: Sequence, reason: StopReason) -> Generation:
         self._scheduler.end(sequence)
+        if self.limits.kv.is_sparse and self.limits.kv.report_gap and sequence.num_sampled:
+            assert self._served is not None
+            sequence.dense_logprobs = scoring.score_sampled(
+                self._served.model, sequence, self.limits.page_size
+            )
         return sequence.result(reason)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> Failure:

@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
-from burnish.core.vocabulary import KvDtype
+from burnish.core.vocabulary import KvDtype, KvPolicyKind
+from burnish.rollout.engine.long.policy import KvPolicy
+from burnish.rollout.engine.tier.limits import TierLimits
 
 
 class CoreLimits(NamedTuple):
@@ -23,6 +25,10 @@ class CoreLimits(NamedTuple):
     """Host memory for pages of preempted sequences; 0 computes them again instead."""
     kv_dtype: KvDtype = KvDtype.MODEL
     """Numbers of the cache."""
+    kv: KvPolicy = KvPolicy()
+    """Which keys are attended and kept."""
+    tier: TierLimits | None = None
+    """Where pages go that do not fit into memory; None keeps all in memory."""
     exact: bool = False
     """Tokens and log-probs depend on nothing but the request and the weights."""
 
@@ -36,6 +42,12 @@ class CoreLimits(NamedTuple):
             raise UserError(
                 f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
                 fix=f"set engine.kv_dtype to {KvDtype.MODEL}, or engine.exact to false.",
+            )
+        if self.exact and self.kv.is_sparse:
+            raise UserError(
+                f"exact mode cannot attend by engine.kv.policy {self.kv.kind}: the trainer does "
+                "not.",
+                fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.exact to false.",
             )
 
 

@@ -163,6 +163,7 @@ class EngineLoop:
             failure = error.failure
         finally:
             self._stop(failure)
+            self.core.close()
 
     def _turn(self) -> bool:
         """Wait for something to do, do one thing of each kind. False when closing."""

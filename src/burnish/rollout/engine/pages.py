@@ -140,6 +140,10 @@ class PagePool:
         """How many hold it."""
         return self._ref_counts[page]
 
+    def is_free(self, page: int) -> bool:
+        """Whether its content means nothing any more."""
+        return self._ref_counts[page] == 0 and page not in self._node_of
+
     def share(self, page: int) -> None:
         """One more reader of an indexed page."""
         assert self._ref_counts[page] > 0 or page in self._idle

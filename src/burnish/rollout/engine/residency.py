@@ -5,10 +5,12 @@ match -> start -> grow, index (every step) -> finish
                        \-> start             or are computed again
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, Protocol
 
 from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.long.eviction import drops
 from burnish.rollout.engine.pages import Match, PagePool, Pin
 from burnish.rollout.engine.plan import may_admit, may_swap
 from burnish.rollout.engine.radix import RootKey
@@ -82,7 +84,8 @@ class Residency:
         start = sequence.match_from
         if start is None or not start.is_alive:
             start = self.pool.root(RootKey(self._version, sequence.request.adapter))
-        limit = 0 if sequence.wants_prompt else len(sequence.tokens) - 1
+        is_whole = sequence.wants_prompt or self.limits.kv.evicts
+        limit = 0 if is_whole else len(sequence.tokens) - 1
         match = self.pool.match(start, sequence.tokens, limit)
         sequence.match_from = match.node
         return match
@@ -90,7 +93,7 @@ class Residency:
     def fits(self, sequence: Sequence, match: Match, num_running: int) -> bool:
         """Whether it can start now."""
         return may_admit(
-            new_pages=self.pool.pages_for(len(sequence.tokens)) - match.num_pages,
+            new_pages=self._pages_at_first(sequence) - match.num_pages,
             locked_pages=match.num_locked,
             room=self.pool.room,
             num_running=num_running,
@@ -114,6 +117,10 @@ class Residency:
         for page in held:
             pool.share(page)
         sequence.pages = shared
+        if self.limits.kv.evicts:
+            # What it wrote depends on what it gave back: nobody else may read it.
+            sequence.node, sequence.num_indexed_pages = None, 0
+            return
         self.grow(sequence, pool.pages_for(len(sequence.tokens)) - match.num_pages)
         if match.tail_page is not None:
             self.store.copy_page(match.tail_page, sequence.pages[match.num_pages])
@@ -150,14 +157,53 @@ class Residency:
             tail = sequence.tokens[start : sequence.num_computed]
             self.pool.index(node, sequence.pages[sequence.num_indexed_pages], tail)
 
+    def adopt(
+        self, tokens: tuple[int, ...], adapter: str | None, write: Callable[[list[int]], None]
+    ) -> int:
+        """Keep a prefix that was computed elsewhere; how many of its tokens there was room for.
+
+        `write` fills the pages that it is given with the first tokens.
+        """
+        size, pool = self.limits.page_size, self.pool
+        pages = [pool.take() for _ in range(min(len(tokens) // size, pool.room))]
+        self.store.clear_pages(pool.take_dirty(pages))
+        write(pages)
+        node = pool.root(RootKey(self._version, adapter))
+        for i, page in enumerate(pages):
+            node = pool.index(node, page, tokens[i * size : (i + 1) * size])
+            pages[i] = node.page
+        pool.release(pages)
+        return len(pages) * size
+
     def finish(self, sequence: Sequence) -> None:
         """It ended: give back what it holds, here or in host memory."""
         self._drop_saved(sequence)
-        self.pool.release(sequence.pages)
+        self.pool.release(sequence.held_pages)
         sequence.pages = []
+
+    def thin(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give back the pages that the policy drops after a step of `num_tokens`."""
+        policy = self.limits.kv
+        if not policy.evicts:
+            return
+        dropped = drops(
+            policy,
+            self.limits.page_size,
+            [i for i, page in enumerate(sequence.pages) if page >= 0],
+            num_computed=sequence.num_computed,
+            num_prompt=sequence.num_prompt,
+            before=sequence.num_computed - num_tokens,
+            mass=sequence.page_mass,
+        )
+        self.pool.release([sequence.pages[i] for i in dropped])
+        for i in dropped:
+            sequence.pages[i] = -1
 
     def preempt(self, sequence: Sequence) -> bool:
         """Give its pages back; whether they went to host memory."""
+        if self.limits.kv.evicts:
+            self.drop(sequence)
+            return False
         shared = 0
         while shared < len(sequence.pages) and self.pool.ref_count(sequence.pages[shared]) > 1:
             shared += 1
@@ -201,7 +247,7 @@ class Residency:
 
     def spoil(self, sequence: Sequence) -> None:
         """It ended in numbers that are none: nobody may read what it wrote."""
-        self.pool.spoil(sequence.pages)
+        self.pool.spoil(sequence.held_pages)
         self.finish(sequence)
         self.renew_pins()
 
@@ -247,6 +293,12 @@ class Residency:
                 self.pool.unpin(pin)
             root = self.pool.root(RootKey(self._version, adapter))
             self._pins[number] = self.pool.pin(root, tokens)
+
+    def _pages_at_first(self, sequence: Sequence) -> int:
+        """Pages that a waiting sequence needs to get through its prompt."""
+        limits = self.limits
+        length = len(sequence.tokens)
+        return limits.kv.most_pages(length, length, limits.budget_tokens, limits.page_size)
 
     def _drop_saved(self, sequence: Sequence) -> None:
         if sequence.saved is not None:

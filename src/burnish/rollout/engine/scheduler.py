@@ -6,9 +6,12 @@ add -> waiting --admit--> running --end/remove--> gone
 """
 
 from bisect import insort
+from collections.abc import Collection
 
+from burnish.core.vocabulary import KvPolicyKind
 from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.long.policy import TAIL_TOKENS, KvPolicy
 from burnish.rollout.engine.pages import Match
 from burnish.rollout.engine.plan import Load, StepPlan, plan_step
 from burnish.rollout.engine.radix import Node
@@ -65,12 +68,21 @@ class Scheduler:
             self.waiting.push(sequence)
         self.memory.drop(sequence)
 
+    def restart_holders(self, pages: Collection[int], work: list[Work]) -> None:
+        """Nobody may match these pages; those that hold any and are not in this step start anew."""
+        self.memory.pool.spoil(list(pages))
+        busy = {sequence for sequence, _ in work}
+        for sequence in [*self.running, *self.waiting] if pages else ():
+            if sequence not in busy and not set(pages).isdisjoint(sequence.pages):
+                self.restart(sequence)
+
     def computed(self, work: list[Work]) -> None:
         """The tokens of a step are in the cache."""
         self.num_steps += 1
         for sequence, num_tokens in work:
             prompt_left = sequence.num_prompt - sequence.num_computed
             sequence.num_computed += num_tokens
+            self.memory.thin(sequence, num_tokens)
             self.memory.index(sequence, with_tail=0 < prompt_left <= num_tokens)
             if self.waiting.leads(sequence):
                 is_read = sequence.num_pending == 0
@@ -88,7 +100,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""
-        self.memory.pool.check([s.pages for s in (*self.running, *self.waiting)])
+        self.memory.pool.check([s.held_pages for s in (*self.running, *self.waiting)])
         assert self.running == sorted(self.running, key=_rank)
 
     def _admit(self) -> None:
@@ -168,9 +180,10 @@ class Scheduler:
         return min(end, leader.num_prompt)
 
     def _plan(self) -> StepPlan:
+        kv = self.limits.kv
         while True:
             plan = plan_step(
-                [Load(s.num_pending, s.num_computed, len(s.pages)) for s in self.running],
+                [Load(_next_tokens(s, kv), s.num_computed, len(s.pages)) for s in self.running],
                 room=self.memory.pool.room,
                 budget_tokens=self.limits.budget_tokens,
                 page_size=self.limits.page_size,
@@ -208,6 +221,14 @@ class Scheduler:
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
     return sequence.rank
+
+
+def _next_tokens(sequence: Sequence, kv: KvPolicy) -> int:
+    """Tokens to compute next: the last ones of a prompt apart where they select pages."""
+    pending = sequence.num_pending
+    if kv.kind is KvPolicyKind.QUEST and pending > TAIL_TOKENS:
+        return pending - TAIL_TOKENS
+    return pending
 
 
 def _note_reading(reading: dict[Node, list[Sequence]], sequence: Sequence) -> None:

@@ -12,15 +12,33 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from burnish.core.errors import UserError
+from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.draw import can_draw, given_logprobs
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
+from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.weights import ServedModel
 
 # The head's output for this many tokens at a time: 64 x 49152 fp32 are 12 MB.
 _HEAD_ROWS = 64
+
+
+def check(config: ModelConfig, token_ids: Seq[int]) -> None:
+    """Refuse what cannot be scored.
+
+    Raises:
+        UserError: if the tokens do not fit the model.
+    """
+    context, vocabulary = config.max_position_embeddings, config.vocab_size
+    if len(token_ids) > context or not all(0 <= t < vocabulary for t in token_ids):
+        raise UserError(
+            f"{len(token_ids)} tokens to score do not fit context {context}, "
+            f"vocabulary {vocabulary}.",
+            fix="score a shorter text, encoded with the model's own tokenizer.",
+        )
 
 
 def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[float, ...]:
@@ -30,21 +48,43 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
     """
     if not token_ids:
         return ()
-    num_pages = -(-len(token_ids) // page_size)
-    cache = open_cache(CacheShape(model.config, num_pages, page_size, model.dtype))
-    step = cache.step([Span(range(num_pages), 0, len(token_ids))])
+    hidden_TE = _hidden(model, token_ids, page_size)
     with torch.inference_mode():
-        ids_T = torch.tensor(token_ids)
-        hidden_TE = model.hidden(ids_T, torch.arange(len(token_ids)), StepAttend(cache, step))
-        logprobs = logprobs_of(model, hidden_TE[:-1], ids_T[1:])
+        logprobs = logprobs_of(model, hidden_TE[:-1], torch.tensor(token_ids[1:]))
     return (0.0, *logprobs)
 
 
-def logprobs_of(model: ServedModel, hidden_NE: Tensor, targets_N: Tensor) -> list[float]:
-    """Log-prob at temperature 1 of a given next token for each hidden state."""
+def score_sampled(model: ServedModel, sequence: Sequence, page_size: int) -> list[float]:
+    """Log-prob of each sampled token with attention over every key, by the newest weights.
+
+    At the request's temperature, 1 for greedy requests, before any truncation.
+    """
+    temperature = sequence.request.params.temperature or 1.0
+    first, tokens = sequence.num_prompt, sequence.tokens
+    hidden_TE = _hidden(model, tokens, page_size)
+    targets_N = torch.tensor(tokens[first:])
+    with torch.inference_mode():
+        return logprobs_of(model, hidden_TE[first - 1 : -1], targets_N, temperature)
+
+
+def _hidden(model: ServedModel, token_ids: Seq[int], page_size: int) -> Tensor:
+    num_pages = -(-len(token_ids) // page_size)
+    cache = open_cache(CacheShape(model.config, num_pages, page_size, model.dtype))
+    step = cache.step([Span(range(num_pages), 0, len(token_ids))])
+    ids_T = torch.tensor(token_ids)
+    with torch.inference_mode():
+        return model.hidden(ids_T, torch.arange(len(token_ids)), StepAttend(cache, step))
+
+
+def logprobs_of(
+    model: ServedModel, hidden_NE: Tensor, targets_N: Tensor, temperature: float = 1.0
+) -> list[float]:
+    """Log-prob of a given next token for each hidden state."""
     logprobs: list[float] = []
     for start in range(0, len(targets_N), _HEAD_ROWS):
         logits_NV = model.logits(hidden_NE[start : start + _HEAD_ROWS])
+        if temperature != 1.0:
+            logits_NV = logits_NV / temperature
         logprobs += _given(logits_NV, targets_N[start : start + _HEAD_ROWS]).tolist()
     return logprobs
 

@@ -27,6 +27,7 @@ class Sequence:
 
     __slots__ = (
         "cached_tokens",
+        "dense_logprobs",
         "key",
         "logprobs",
         "match_from",
@@ -36,6 +37,7 @@ class Sequence:
         "num_indexed_pages",
         "num_prompt",
         "order",
+        "page_mass",
         "pages",
         "prompt_logprobs",
         "request",
@@ -77,7 +79,11 @@ class Sequence:
         self.top_logprobs: list[tuple[tuple[int, float], ...]] = []
         self.prompt_logprobs: list[float] = []
         self.cached_tokens = 0
+        self.dense_logprobs: list[float] = []
+        # By index; -1 where one was given back while the request runs on.
         self.pages: list[int] = []
+        # Attention that has fallen on each page, for policies that weigh them.
+        self.page_mass: list[float] = []
         self.saved: Saved | None = None
         self.num_computed = self.num_indexed_pages = 0
         self.node: Node | None = None
@@ -92,6 +98,11 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens whose keys and values are not in the cache yet."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def held_pages(self) -> list[int]:
+        """Pages that it holds, in order."""
+        return [page for page in self.pages if page >= 0]
 
     @property
     def num_sampled(self) -> int:
@@ -128,7 +139,7 @@ class Sequence:
 
     def rewind(self) -> None:
         """Forget the cache (its pages were taken away), keep every token and log-prob."""
-        self.pages, self.saved = [], None
+        self.pages, self.saved, self.page_mass = [], None, []
         self.num_computed = self.num_indexed_pages = 0
         self.node = self.match_from = None
 
@@ -143,4 +154,5 @@ class Sequence:
             cached_tokens=self.cached_tokens,
             top_logprobs=tuple(self.top_logprobs),
             prompt_logprobs=tuple(self.prompt_logprobs),
+            dense_logprobs=tuple(self.dense_logprobs),
         )

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from burnish.rollout.engine.histogram import Histogram
+from burnish.rollout.engine.tier.limits import TierStats
 
 
 class EngineStats(NamedTuple):
@@ -46,6 +47,9 @@ class EngineStats(NamedTuple):
     """From arrival to the first sampled token."""
     inter_token: Histogram
     """Between two tokens of one request."""
+
+    tier: TierStats = TierStats()
+    """Keys and values in memory and on disk, where the cache has both."""
 
     @property
     def used_page_ratio(self) -> float:

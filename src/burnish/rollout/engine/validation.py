@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, SamplingParams
+from burnish.core.vocabulary import KvPolicyKind
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.limits import CoreLimits
 
@@ -22,6 +23,8 @@ class Bounds(NamedTuple):
     """Sizes of the engine."""
     can_decode: bool
     """Whether the engine can turn tokens into text."""
+    attended_pages: int | None = None
+    """Most pages that one token may attend, where memory holds only a part of the cache."""
 
     def max_length(self, request: GenerateRequest) -> int:
         """Most tokens of prompt and continuation."""
@@ -40,11 +43,26 @@ def validate(request: GenerateRequest, bounds: Bounds) -> None:
     _check_params(request.params, where)
     _check_features(request, bounds, where)
     page_size = bounds.limits.page_size
-    needed = -(-bounds.max_length(request) // page_size)
+    needed = bounds.limits.kv.most_pages(
+        len(request.prompt_ids),
+        bounds.max_length(request),
+        bounds.limits.budget_tokens,
+        page_size,
+    )
     if needed > bounds.limits.num_pages:
         raise UserError(
             f"{where} needs {needed} cache pages, the engine has {bounds.limits.num_pages}.",
             fix=f"raise num_pages to {needed} or lower max_tokens.",
+        )
+
+    attended, room = needed, bounds.attended_pages
+    if bounds.limits.kv.kind is KvPolicyKind.QUEST and bounds.limits.kv.prefill_window:
+        return
+    if room is not None and attended > room:
+        raise UserError(
+            f"{where} attends {attended} cache pages at once, engine.kv.ram_mb holds {room}.",
+            fix="raise engine.kv.ram_mb, or set engine.kv.policy to window, or to quest with "
+            "engine.kv.prefill_window.",
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,15 @@ from burnish.model.rope import inverse_frequencies
 from burnish.rollout.engine.linear import PackedLinear
 
 _PACKED = ("qkv", "output", "gate_up", "down")
+
+
+class Prepared(NamedTuple):
+    """Weights ready to be served."""
+
+    model: "ServedModel"
+    """Checked and packed."""
+    digest: str
+    """Of what it was made from."""
 
 
 class ServedModel:

@@ -16,13 +16,14 @@ from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.barrier import Barrier
 from burnish.rollout.engine.capabilities import local_capabilities
-from burnish.rollout.engine.engine import EngineCore, Prepared
+from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.loop import EngineLoop
 from burnish.rollout.engine.reply import Reply, Stream
 from burnish.rollout.engine.stats import EngineStats
 from burnish.rollout.engine.stops import Decode
 from burnish.rollout.engine.ticket import Call, Ticket
+from burnish.rollout.engine.weights import Prepared
 
 
 class EngineWorker:
@@ -183,6 +184,18 @@ class EngineWorker:
 
         await self._call(run)
 
+    async def adopt(self, tokens: Seq[int], layers: Seq[tuple[Any, Any]]) -> int:
+        """Take over keys and values of a prefix that `ring.RingPrefill` computed.
+
+        They must come from the weights served now. Returns how many tokens there was room for.
+
+        Raises:
+            UserError: if this engine must compute them itself.
+        """
+        ids = tuple(tokens)
+        num_tokens: int = await self._call(lambda: self._core.adopt(ids, layers))
+        return num_tokens
+
     async def pin(self, prefix_ids: Seq[int]) -> int:
         """Keep a prefix, such as a system prompt, in the cache from its first use on.
 
@@ -218,6 +231,7 @@ class EngineWorker:
             free_pages=core.free_pages,
             num_pages=core.limits.num_pages,
             saved_bytes=core.saved_bytes,
+            tier=core.tier,
             queue=meter.queue.snapshot(),
             first_token=meter.first_token.snapshot(),
             inter_token=meter.inter_token.snapshot(),

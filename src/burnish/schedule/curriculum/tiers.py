@@ -76,8 +76,10 @@ class Tiers:
         above = np.minimum(level + 1, self._num_tiers - 1)
         mastered = self._surely(mean - MASTERED_RATE, sd)[rows, level]
         reachable = self._surely(mean - HOPELESS_RATE, sd)[rows, above]
-        hopeless = self._surely(HOPELESS_RATE - mean, sd)[rows, level]
-        up = (mastered | reachable) & (level < self._num_tiers - 1)
+        hopeless_DK = self._surely(HOPELESS_RATE - mean, sd)
+        hopeless = hopeless_DK[rows, level]
+        # Else a mastered tier below a hopeless one would open it again at once.
+        up = ((mastered & ~hopeless_DK[rows, above]) | reachable) & (level < self._num_tiers - 1)
         down = hopeless & (level > 0) & ~up
         self._level_D = level + up - down
 

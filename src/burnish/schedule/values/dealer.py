@@ -123,6 +123,7 @@ class Dealer:
         *,
         floor: float,
         probe_cost_D: Floats,
+        guarded: bool = True,
     ) -> Dealt:
         """A step's worth of groups for about `budget` of cost."""
         rows, price_D = self.rows, self.price(prices)
@@ -130,7 +131,7 @@ class Dealer:
         fair_D = fair_D / max(fair_D.sum(), 1e-300)
         rows["floor"] += floor * budget * fair_D
         probes_D = np.maximum(np.floor(rows["floor"] / probe_cost_D), 0.0) * eligible_D
-        due = eligible_D & (rows["wait"] >= DEADLINE_STEPS - 1) & (probes_D == 0.0)
+        due = guarded & eligible_D & (rows["wait"] >= DEADLINE_STEPS - 1) & (probes_D == 0.0)
         probes_D = probes_D + due
         rows["floor"] -= probes_D * probe_cost_D
         left = max(budget - float((probes_D * probe_cost_D).sum()), 0.0)

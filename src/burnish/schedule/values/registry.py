@@ -32,8 +32,10 @@ _RULES: dict[PolicyName, Callable[[int], Policy]] = {
 }
 
 
-def make_policy(name: PolicyName, num_rows: int, *, fairness: float = 0.0) -> Policy:
+def make_policy(
+    name: PolicyName, num_rows: int, *, fairness: float = 0.0, smoothed: bool = False
+) -> Policy:
     """A policy that has seen nothing yet."""
     if name is PolicyName.VALUE:
-        return ValuePerCost(num_rows, fairness=fairness)
+        return ValuePerCost(num_rows, fairness=fairness, smoothed=smoothed)
     return _RULES[name](num_rows)

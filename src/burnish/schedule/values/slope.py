@@ -62,8 +62,11 @@ class SlopeTable:
         rows["weight"] = total
         rows["points"] = rows["points"] * factor + seen
 
-    def estimate(self) -> Slopes:
-        """Least-squares slopes and their standard errors, (0, inf) while undefined."""
+    def estimate(self, inflation: float = 1.0) -> Slopes:
+        """Least-squares slopes and their standard errors, (0, inf) while undefined.
+
+        `inflation` multiplies the variance where points are not independent.
+        """
         rows = self.rows
         known = rows["sxx"] > 0.0
         sxx = np.where(known, rows["sxx"], 1.0)
@@ -73,7 +76,7 @@ class SlopeTable:
         # A point of weight w is a mean over w groups: w times its squared residual is the variance
         # of one group, so that the sum is divided by points.
         variance = (residual + prior) / (rows["points"] + _PRIOR_GROUPS)
-        return Slopes(slope, np.where(known, np.sqrt(variance / sxx), np.inf))
+        return Slopes(slope, np.where(known, np.sqrt(inflation * variance / sxx), np.inf))
 
     def state(self) -> dict[str, Any]:
         """The table."""

@@ -31,6 +31,11 @@ _SHARE_SMOOTHING = 0.25
 # Discount per group of the regression: remembers about 200 groups, the scale on which a pass rate
 # moves visibly.
 _SLOPE_DISCOUNT = 0.995
+# Groups of one step that count in the regression: the others share its weights and its noise.
+_MOST_GROUPS = 4.0
+# Posterior means of tiers change slowly, so their errors repeat from step to step: the variance of
+# a slope through them is about eight times that through independent points.
+_SMOOTHED_INFLATION = 8.0
 _TERMS = ("slope", "slope_sd", "learnability", "false_pass", "cost", "value", "target")
 
 
@@ -40,14 +45,16 @@ class ValuePerCost:
     unit = Unit.COST
     protects = True
 
-    def __init__(self, num_rows: int, *, fairness: float = 0.0) -> None:
+    def __init__(self, num_rows: int, *, fairness: float = 0.0, smoothed: bool = False) -> None:
         """Nothing seen yet.
 
         Args:
             num_rows: domains.
             fairness: part of the shares that is equal cost whatever the value, 0 to 1.
+            smoothed: whether observed rates are posterior means over tiers, not raw ones.
         """
         self._fairness = fairness
+        self._inflation = _SMOOTHED_INFLATION if smoothed else 1.0
         self._lines = SlopeTable(num_rows)
         # A share below 0 has not been decided yet.
         names = {"rollouts": 0.0, "share": -1.0, **dict.fromkeys(_TERMS, 0.0)}
@@ -56,12 +63,13 @@ class ValuePerCost:
     def observe(self, outcome: StepOutcome) -> None:
         """One point per domain on its line: the step's groups."""
         self._rows["rollouts"] += outcome.completed_DK.sum(axis=1)
-        self._lines.add(self._rows["rollouts"], outcome.rate_D, outcome.groups_D, _SLOPE_DISCOUNT)
+        weight_D = np.minimum(outcome.groups_D, _MOST_GROUPS)
+        self._lines.add(self._rows["rollouts"], outcome.rate_D, weight_D, _SLOPE_DISCOUNT)
 
     def decide(self, view: View) -> Floats:
         """Shares of what lies above the floor."""
         rows = self._rows
-        slopes = shrink(self._lines.estimate())
+        slopes = shrink(self._lines.estimate(self._inflation))
         rows["slope"], rows["slope_sd"] = slopes
         rows["learnability"], rows["cost"] = view.learnability_D, view.cost_D
         rows["false_pass"] = view.false_pass_D

@@ -47,6 +47,8 @@ typedef struct {
     int64_t heads;
     int64_t is_f32;
     float scale;
+    /* Per row the log of its summed exponentials, [tokens][heads]. NULL if nobody asks. */
+    float *masses;
 } query_batch;
 
 #define DECLARE_ATTENTION(isa)                                                                     \
@@ -61,7 +63,13 @@ typedef struct {
     /* out[token][head][i] >= query . key for every key of page tables[starts[token] + i]. */      \
     void CONCAT(bound_pages, isa)(const page_store *store, const query_batch *batch,               \
                                   const int64_t *starts, int64_t tokens, const int32_t *tables,    \
-                                  float *out, int64_t out_stride, int num_threads);
+                                  float *out, int64_t out_stride, int num_threads);                \
+    /* out[token][head][i] = log of the sum over keys of the i-th page of exp(query . key), for    \
+       spans of one token. 0, or -1 without memory. */                                             \
+    int CONCAT(mass_pages, isa)(const page_store *store, const query_batch *batch,                 \
+                                const page_span *spans, int64_t num_spans,                         \
+                                const int32_t *tables, float *out, int64_t out_stride,             \
+                                int num_threads);
 
 DECLARE_ATTENTION(avx2)
 DECLARE_ATTENTION(avx512)

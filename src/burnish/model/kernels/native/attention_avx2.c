@@ -1,4 +1,4 @@
 #define ISA avx2
 #include "vector_avx2.h"
 
-#include "attention_run.h"
+#include "attention_mass.h"

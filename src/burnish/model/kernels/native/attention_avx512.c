@@ -1,4 +1,4 @@
 #define ISA avx512
 #include "vector_avx512.h"
 
-#include "attention_run.h"
+#include "attention_mass.h"

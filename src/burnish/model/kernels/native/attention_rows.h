@@ -282,9 +282,12 @@ INLINE void merge_row(int64_t width, float top, const float *sums, const float *
     *all_top = now;
 }
 
-INLINE void finish_row(const row_task *t, int64_t row, const float *sums, const float *acc) {
+INLINE void finish_row(const row_task *t, int64_t row, float top, const float *sums,
+                       const float *acc) {
     int64_t width = t->store->width, at = place_of(t, row);
-    vec total = v_set(v_sum(v_load(sums)));
+    float sum = v_sum(v_load(sums));
+    vec total = v_set(sum);
+    if (t->batch->masses) t->batch->masses[at / width] = top * 0.69314718f + logf(sum);
     for (int64_t i = 0; i < width; i += LANES) {
         vec x = v_div(v_load(acc + i), total);
         if (t->batch->is_f32) v_store((float *)t->batch->out + at + i, x);

@@ -106,7 +106,7 @@ INLINE void run_task(const row_task *t, const row_space *w, float *partials,
     }
     for (int64_t r = 0; r < rows; r++) {
         if (t->partial < 0) {
-            finish_row(t, r, w->sums + r * LANES, w->accs + r * width);
+            finish_row(t, r, w->tops[r], w->sums + r * LANES, w->accs + r * width);
             continue;
         }
         float *to = partials + (t->partial + r) * partial_floats(t->store);
@@ -128,7 +128,7 @@ static void merge_parts(const row_task *t, const float *partials, const row_spac
             const float *from = partials + (t->partial + p * rows + r) * floats;
             merge_row(width, from[LANES + width], from, from + LANES, w->tops, w->sums, w->accs);
         }
-        finish_row(t, r, w->sums, w->accs);
+        finish_row(t, r, w->tops[0], w->sums, w->accs);
     }
 }
 

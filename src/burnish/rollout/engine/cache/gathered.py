@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnish.core.vocabulary import KvDtype
+from burnish.model.kernels.attention import lazy_zeros
 from burnish.rollout.engine.cache.buckets import bucket_rows
 from burnish.rollout.engine.cache.codec import quantize, restore
-from burnish.rollout.engine.cache.step import Step
+from burnish.rollout.engine.cache.step import Choice, Step, Visibility
 from burnish.rollout.engine.cache.storage import CacheShape, KvCache
 
 
@@ -38,7 +39,6 @@ class _Prompt(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    step: Step
     buckets: list[_Bucket]
     prompts: list[_Prompt]
 
@@ -54,7 +54,11 @@ class GatheredCache(KvCache):
         self._is_coded = shape.kv_dtype is not KvDtype.MODEL
         stored = torch.uint8 if self._is_coded else shape.dtype
         layers = range(config.num_layers)
-        self._numbers = [torch.zeros(*size, config.head_dim, dtype=stored) for _ in layers]
+        page_bytes = shape.page_size * config.head_dim * stored.itemsize
+        self._numbers = [
+            lazy_zeros(heads * shape.num_pages, page_bytes).view(stored).view(*size, -1)
+            for _ in layers
+        ]
         self._scales, self._bounds = [], []
         if self._is_coded:
             self._scales = [torch.zeros(size, dtype=torch.bfloat16) for _ in layers]
@@ -62,7 +66,6 @@ class GatheredCache(KvCache):
             per_page = (shape.num_pages, 2, config.num_kv_heads, config.head_dim)
             self._bounds = [torch.zeros(per_page) for _ in layers]
         self._scale = config.head_dim**-0.5
-        self._planned: _Plan | None = None
 
     @property
     def stores(self) -> list[list[Tensor]]:
@@ -73,6 +76,11 @@ class GatheredCache(KvCache):
         if self._bounds:
             by_kind.append(self._bounds)
         return [list(each) for each in zip(*by_kind, strict=True)]
+
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """One per head of keys or values; scales stay out of it, as bounds do."""
+        return [[head.flatten(1).view(torch.uint8) for head in each] for each in self._numbers]
 
     def write(self, layer: int, step: Step, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store the keys and values of the step's tokens."""
@@ -88,9 +96,10 @@ class GatheredCache(KvCache):
 
     def attend(self, layer: int, q_THD: Tensor, step: Step) -> Tensor:
         """Attention over what is stored."""
-        if self._planned is None or self._planned.step is not step:
-            self._planned = self._plan(step)
-        plan = self._planned
+        if step.planned is None:
+            step.planned = self._plan(step)
+        plan = step.planned
+        assert isinstance(plan, _Plan)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for bucket in plan.buckets:
             self._attend_singles(layer, bucket, q_THD[: step.num_singles], out_THD)
@@ -108,13 +117,50 @@ class GatheredCache(KvCache):
             out_THD[prompt.rows] = out[0].transpose(0, 1)
         return out_THD
 
-    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int]]) -> Tensor:
+    def attend_chosen(self, layer: int, q_THD: Tensor, step: Step, choices: Seq[Choice]) -> Tensor:
+        """Attention of each span over its choice alone."""
+        num_kv, out_THD, begin = self.shape.config.num_kv_heads, torch.empty_like(q_THD), 0
+        for count, choice in zip(step.counts, choices, strict=True):
+            rows = slice(begin, begin + count)
+            q_KGTD = q_THD[rows].reshape(count, num_kv, -1, q_THD.shape[2]).permute(1, 2, 0, 3)
+            keys = torch.arange(choice.start + count)
+            mask = keys <= torch.arange(choice.start, choice.start + count)[:, None]
+            for head in range(num_kv):
+                both = self._gather(layer, choice.pages_KN[head].long()).flatten(1, 2)
+                k, v = both[head, : len(keys)], both[num_kv + head, : len(keys)]
+                found_GTD = F.scaled_dot_product_attention(
+                    q_KGTD[head],
+                    k.expand(q_KGTD.shape[1], -1, -1),
+                    v.expand(q_KGTD.shape[1], -1, -1),
+                    attn_mask=mask,
+                    scale=self._scale,
+                )
+                group = q_KGTD.shape[1]
+                out_THD[rows, head * group : (head + 1) * group] = found_GTD.transpose(0, 1)
+            begin = rows.stop
+        return out_THD
+
+    def mass(self, layer: int, q_BHD: Tensor, tables: Seq[Tensor], places: Seq[int]) -> Tensor:
+        """How much attention falls on each page."""
+        num_kv, size = self.shape.config.num_kv_heads, self.page_size
+        mass_BHW = torch.full((*q_BHD.shape[:2], max(map(len, tables))), -torch.inf)
+        for row, (table, place) in enumerate(zip(tables, places, strict=True)):
+            k_KCD = self._gather(layer, table.clamp(min=0).long())[:num_kv].flatten(1, 2).float()
+            q_KGD = q_BHD[row].float().reshape(num_kv, -1, q_BHD.shape[2])
+            scores_KGC = torch.einsum("kgd,kcd->kgc", q_KGD, k_KCD) * self._scale
+            seen_C = (table >= 0).repeat_interleave(size) & (torch.arange(k_KCD.shape[1]) <= place)
+            scores_KGC = scores_KGC.masked_fill(~seen_C, -torch.inf)
+            found = scores_KGC.reshape(q_BHD.shape[1], -1, size).logsumexp(-1)
+            mass_BHW[row, :, : len(table)] = found
+        return mass_BHW
+
+    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int] | Tensor]) -> Tensor:
         """Upper bounds on the scaled scores of each row's pages."""
         assert self._bounds, "the cache was made without bounds"
         num_rows, num_heads = q_BHD.shape[:2]
         bounds_BHW = torch.full((num_rows, num_heads, max(map(len, tables))), -torch.inf)
         for row, table in enumerate(tables):
-            pages = torch.tensor(list(table), dtype=torch.int64)
+            pages = torch.as_tensor(table, dtype=torch.int64)
             group = num_heads // self.shape.config.num_kv_heads
             low, high = (
                 self._bounds[layer][pages.clamp(min=0), i].repeat_interleave(group, 1)
@@ -169,7 +215,7 @@ class GatheredCache(KvCache):
             rows = slice(first, first + step.counts[i])
             prompts.append(self._plan_prompt(step, i, rows))
             first = rows.stop
-        return _Plan(step, self._plan_singles(step), prompts)
+        return _Plan(self._plan_singles(step), prompts)
 
     def _plan_singles(self, step: Step) -> list[_Bucket]:
         views = step.views[: step.num_singles]
@@ -186,7 +232,7 @@ class GatheredCache(KvCache):
                 ]
             )
             starts_B = torch.tensor([views[i].start for i in group])
-            visible_BC = self._visible(starts_B, torch.tensor(padded))
+            visible_BC = self._visible(starts_B, torch.tensor(padded), step.visibility)
             mask_BC = torch.zeros(visible_BC.shape, dtype=self.shape.dtype)
             mask_BC.masked_fill_(~visible_BC, float("-inf"))
             rows = None if len(groups) == 1 else torch.tensor(group)
@@ -195,21 +241,21 @@ class GatheredCache(KvCache):
 
     def _plan_prompt(self, step: Step, index: int, rows: slice) -> _Prompt:
         view, count = step.views[index], step.counts[index]
-        window, num_keys = self.shape.visibility.window, view.start + count
+        window, num_keys = step.visibility.window, view.start + count
         table = torch.tensor([page if page >= 0 else view.pages[-1] for page in view.pages])
         mask = None
         if view.start > 0 or min(view.pages) < 0 or (window is not None and num_keys > window):
             places = torch.arange(view.start, num_keys)
             pages = torch.tensor(view.pages).expand(count, -1)
-            mask = self._visible(places, pages)[:, :num_keys]
+            mask = self._visible(places, pages, step.visibility)[:, :num_keys]
         return _Prompt(rows, table, num_keys, mask)
 
-    def _visible(self, places_B: Tensor, pages_BW: Tensor) -> Tensor:
+    def _visible(self, places_B: Tensor, pages_BW: Tensor, visibility: Visibility) -> Tensor:
         """Whether the token at each place may see each key of its pages, [B, C]."""
         keys = torch.arange(pages_BW.shape[1] * self.page_size)
         place = places_B[:, None]
         visible_BC = (keys <= place) & (pages_BW >= 0).repeat_interleave(self.page_size, 1)
-        window, sinks = self.shape.visibility
+        window, sinks = visibility
         if window is not None:
             visible_BC &= (keys > place - window) | (keys < sinks)
         return visible_BC

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from burnish.core.vocabulary import KvDtype
 from burnish.model.kernels.attention import PagedLayer, PageKind, PageShape, SpanTable
-from burnish.rollout.engine.cache.step import Step
+from burnish.rollout.engine.cache.step import Choice, Step
 from burnish.rollout.engine.cache.storage import CacheShape, KvCache
 
 _KINDS = {KvDtype.INT8: PageKind.INT8, KvDtype.FP8: PageKind.FP8}
@@ -27,7 +27,6 @@ class PairedCache(KvCache):
             PagedLayer(page, shape.num_pages, with_bounds=shape.with_bounds)
             for _ in range(config.num_layers)
         ]
-        self._planned: tuple[Step, SpanTable] | None = None
 
     @property
     def stores(self) -> list[list[Tensor]]:
@@ -37,19 +36,62 @@ class PairedCache(KvCache):
             for layer in self._layers
         ]
 
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """One per layer."""
+        return [[layer.data] for layer in self._layers]
+
     def write(self, layer: int, step: Step, k_TKD: Tensor, v_TKD: Tensor) -> None:
         """Store the keys and values of the step's tokens."""
         self._layers[layer].write(step.slots_T, k_TKD, v_TKD)
 
     def attend(self, layer: int, q_THD: Tensor, step: Step) -> Tensor:
         """Attention over what is stored."""
-        if self._planned is None or self._planned[0] is not step:
-            self._planned = (step, _plan(step))
-        return self._layers[layer].attend(q_THD, self._planned[1])
+        if step.planned is None:
+            step.planned = _plan(step)
+        assert isinstance(step.planned, SpanTable)
+        return self._layers[layer].attend(q_THD, step.planned)
 
-    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int]]) -> Tensor:
+    def attend_chosen(self, layer: int, q_THD: Tensor, step: Step, choices: Seq[Choice]) -> Tensor:
+        """Attention of each span over its choice alone."""
+        num_kv = self.shape.config.num_kv_heads
+        tokens, heads, head_width = q_THD.shape
+        q_TKGD = q_THD.reshape(tokens, num_kv, heads // num_kv, head_width)
+        parts_KTGD, spans, pages, first, entry = [], [], [], 0, 0
+        heads_K = torch.arange(num_kv, dtype=torch.int32)
+        begin = 0
+        for count, choice in zip(step.counts, choices, strict=True):
+            # Every head is a sequence of its own over pages of one head.
+            parts_KTGD.append(q_TKGD[begin : begin + count].transpose(0, 1).flatten(0, 1))
+            width = choice.pages_KN.shape[1]
+            pages.append((choice.pages_KN * num_kv + heads_K[:, None]).flatten())
+            for _ in range(num_kv):
+                spans.append((first, count, choice.start, entry, 0, 0))
+                first, entry = first + count, entry + width
+            begin += count
+        table = SpanTable(torch.tensor(spans), torch.cat(pages))
+        out_XGD = self._layers[layer].by_head().attend(torch.cat(parts_KTGD), table)
+        outs = torch.split(out_XGD, [num_kv * count for count in step.counts])
+        return torch.cat(
+            [
+                out.view(num_kv, count, -1, head_width).transpose(0, 1).flatten(1, 2)
+                for out, count in zip(outs, step.counts, strict=True)
+            ]
+        )
+
+    def mass(self, layer: int, q_BHD: Tensor, tables: Seq[Tensor], places: Seq[int]) -> Tensor:
+        """How much attention falls on each page."""
+        widths = [len(table) for table in tables]
+        entry, spans = 0, []
+        for row, (width, place) in enumerate(zip(widths, places, strict=True)):
+            spans.append((row, 1, place, entry, 0, 0))
+            entry += width
+        table = SpanTable(torch.tensor(spans), torch.cat(list(tables)))
+        return self._layers[layer].mass(q_BHD, table, max(widths))
+
+    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int] | Tensor]) -> Tensor:
         """Upper bounds on the scaled scores of each row's pages."""
-        pages = torch.tensor([page for table in tables for page in table], dtype=torch.int32)
+        pages = torch.cat([torch.as_tensor(table, dtype=torch.int32) for table in tables])
         starts = torch.tensor([0, *(len(table) for table in tables)]).cumsum(0)
         return self._layers[layer].bound(q_BHD, starts, pages)
 

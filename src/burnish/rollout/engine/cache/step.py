@@ -40,12 +40,25 @@ class View(NamedTuple):
     """Place of the first token computed now among the keys of `pages`."""
 
 
+class Choice(NamedTuple):
+    """The pages that each key/value head attends for one span, in the order of their keys."""
+
+    pages_KN: Tensor
+    """Pages, int32; the span's own last."""
+    start: int
+    """Place of the first token computed now among the keys of those pages."""
+
+
 class Step:
     """Spans in the order of their tokens in the flat batch."""
 
     def __init__(self, spans: Seq[Span], page_size: int, visibility: Visibility) -> None:
         """Lay out a step; spans of one token each come first."""
         self.spans, self.page_size, self.visibility = spans, page_size, visibility
+        self.planned: object = None
+        """What the cache has worked out for all layers."""
+        self.groups: object = None
+        """As `planned`, for the tier around it."""
         self.counts = [span.end - span.start for span in spans]
         self.num_singles = next((i for i, n in enumerate(self.counts) if n > 1), len(spans))
         self.views = [_view(span, page_size) for span in spans]

@@ -8,13 +8,14 @@ Shapes: T tokens, B rows, H query heads, K key/value heads, D head width, W page
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from burnish.core.vocabulary import KvDtype
 from burnish.model.config import ModelConfig
-from burnish.rollout.engine.cache.step import Span, Step, Visibility
+from burnish.rollout.engine.cache.step import Choice, Span, Step, Visibility
 
 
 class CacheShape:
@@ -67,7 +68,22 @@ class KvCache(ABC):
         """Attention over what is stored, the step's own tokens included; [T, H, D]."""
 
     @abstractmethod
-    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int]]) -> Tensor:
+    def attend_chosen(self, layer: int, q_THD: Tensor, step: Step, choices: Seq[Choice]) -> Tensor:
+        """Attention of each span over its choice alone; where that is all pages, the same bits."""
+
+    @abstractmethod
+    def mass(self, layer: int, q_BHD: Tensor, tables: Seq[Tensor], places: Seq[int]) -> Tensor:
+        """How much attention falls on each page: log of summed exponentials, fp32 [B, H, W].
+
+        Args:
+            layer: whose keys.
+            q_BHD: one query token per row.
+            tables: pages of each row, int32, -1 for none.
+            places: of the query among the keys of its pages; later keys count nothing.
+        """
+
+    @abstractmethod
+    def bound(self, layer: int, q_BHD: Tensor, tables: Seq[Seq[int] | Tensor]) -> Tensor:
         """Upper bounds on the scaled scores of each row's pages, fp32 [B, H, W].
 
         Quest (Tang et al. 2024, eq. 2): the sum over d of max(q_d * least_d, q_d * greatest_d).
@@ -78,6 +94,18 @@ class KvCache(ABC):
     @abstractmethod
     def stores(self) -> list[list[Tensor]]:
         """Per layer, the tensors that hold it; pages are their first axis."""
+
+    @property
+    def regions(self) -> list[list[Tensor]]:
+        """Per layer, uint8 [pages, bytes] over the memory of keys and values, bounds excepted."""
+        raise NotImplementedError(f"{type(self).__name__} has no pages that lie in one piece")
+
+    def take_losses(self) -> "Losses":
+        """Pages whose content was lost since the last call, and why more cannot be kept."""
+        return Losses({}, None)
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what is not memory; most caches are nothing else."""
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page in every layer."""
@@ -113,6 +141,15 @@ class KvCache(ABC):
     def num_bytes(self) -> int:
         """Bytes of all pages, touched or not."""
         return self.num_bytes_per_page * self.shape.num_pages
+
+
+class Losses(NamedTuple):
+    """What a cache could not keep."""
+
+    pages: dict[int, str]
+    """Pages whose content is gone, and what happened."""
+    full: str | None
+    """Why no more can be kept; None if it can."""
 
 
 class StepAttend:

@@ -1,0 +1,1 @@
+"""One long prompt computed by several processes (context parallelism)."""

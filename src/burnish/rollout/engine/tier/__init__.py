@@ -1,0 +1,1 @@
+"""Keys and values beyond memory: pages on disk, read back before they are attended."""
