@@ -16,9 +16,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from burnish.plan.pipeline.contract import ClusterModel, System
 from burnish.plan.pipeline.flow_system import Flow
 from burnish.plan.pipeline.result import PipelineResult
-from burnish.plan.pipeline.simulator import ClusterModel, Simulator, System
+from burnish.plan.pipeline.simulator import Simulator
 from burnish.plan.pipeline.systems import April, AsyncCap, SyncBarrier
 from burnish.plan.pipeline.workload import HEALTHY_RATIO, draw_workload, failure_ratio
 
@@ -79,7 +80,8 @@ def rows_of(family: str, found: dict[str, list[PipelineResult]]) -> list[dict[st
         )
 
     def row(name: str, value: float, unit: str, peer: str, peer_value: float | None,
-            target: float | None, *, least: bool, ratio: float | None = None, note: str = ""):  # fmt: skip
+            target: float | None, *, least: bool, ratio: float | None = None,
+            note: str = "") -> dict[str, Any]:  # fmt: skip
         measured = value if ratio is None else ratio
         ok = None if target is None else (measured >= target if least else measured <= target)
         return {"name": f"{family}: {name}", "value": value, "unit": unit, "peer": peer,
@@ -132,7 +134,8 @@ def show(row: dict[str, Any]) -> str:
     peer = "" if row["peer_value"] is None else f"  {row['peer']}: {row['peer_value']:,.3f}"
     mark = {True: "ok  ", False: "MISS", None: "    "}[row["ok"]]
     target = "" if row["target"] is None else f" (target {row['target']:g})"
-    return f"{mark} {row['name']}: {value:,.3f}{target}  [{row['value']:,.3f} {row['unit']}]{peer}  {row['note']}"
+    shown = f"{mark} {row['name']}: {value:,.3f}{target}  [{row['value']:,.3f} {row['unit']}]"
+    return f"{shown}{peer}  {row['note']}"
 
 
 def main() -> None:

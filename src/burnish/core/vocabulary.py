@@ -146,8 +146,6 @@ class DropReason(StrEnum):
     """Its outcome is not `scored`."""
     QUARANTINED = "quarantined"
     """Its environment was quarantined after dispatch."""
-    PAUSED = "paused"
-    """Its machinery kept failing: the breaker opened, or the task itself was given up."""
     SURPLUS = "surplus"
     """Finished or in flight when the run had already reached its last step."""
 

@@ -229,7 +229,7 @@ class Loop:
         task.cancel()
         self._order.remove(group_id)
         flow.cancelled(group_id)
-        self._drop(group_id, DropReason.PAUSED)
+        self._drop(group_id, DropReason.INVALID)
 
     # Completion.
 

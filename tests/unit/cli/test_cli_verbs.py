@@ -96,10 +96,10 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "config explain": ["--config", "--json", "--set", "-c"],
         "bench engine": ["--json", "--plot", "--quick", "--set"],
         "simulate": ["--json", "--plot", "--policy", "--seeds", "--tier"],
-        **dict.fromkeys((f"control {v}" for v in CONTROL), ["--json"]),
+        **{f"control {verb}": ["--json"] for verb in CONTROL},
         "control add": ["--environment", "--json", "--max-share", "--min-share", "--weight"],
         "control share": ["--json", "--max-share", "--min-share", "--weight"],
-        **dict.fromkeys(("jobs list", "jobs cancel", "jobs stop"), ["--directory", "--json"]),
+        **{f"jobs {verb}": ["--directory", "--json"] for verb in ("list", "cancel", "stop")},
         "jobs serve": ["--directory", "--json", "--quota", "--units"],
         "jobs submit": ["--directory", "--json", "--priority", "--set", "--tenant", "--units"],
     }

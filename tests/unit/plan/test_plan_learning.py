@@ -99,4 +99,4 @@ def test_wrong_names_and_numbers_are_refused_with_a_fix():
         compare(scenario("clean"), ("best",), Tier.S, 1)
     with pytest.raises(UserError, match="0 seeds"):
         compare(scenario("clean"), ("value",), Tier.S, 0)
-    assert len(scenarios()) == 9
+    assert len(scenarios()) == 12

@@ -1,8 +1,9 @@
 import pytest
 
+from burnish.plan.pipeline.contract import ClusterModel
 from burnish.plan.pipeline.engines import EngineModel
 from burnish.plan.pipeline.flow_system import Flow
-from burnish.plan.pipeline.simulator import ClusterModel, Simulator
+from burnish.plan.pipeline.simulator import Simulator
 from burnish.plan.pipeline.systems import April, AsyncCap, SyncBarrier
 from burnish.plan.pipeline.workload import draw_workload, failure_ratio
 
@@ -57,7 +58,7 @@ def test_no_episode_is_lost_or_counted_twice():
 
 def test_breakers_stop_most_failures_of_broken_images_and_leave_the_healthy_alone():
     guarded = Flow(BATCH, 2)
-    sim, with_breakers = simulate(guarded, train_ratio=0.25, broken=0.5, domains=20, steps=8)
+    _, with_breakers = simulate(guarded, train_ratio=0.25, broken=0.5, domains=20, steps=8)
     _, without = simulate(
         Flow(BATCH, 2, with_breakers=False), train_ratio=0.25, broken=0.5, domains=20, steps=8
     )

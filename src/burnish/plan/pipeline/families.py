@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from burnish.plan.pipeline.contract import ClusterModel, System
 from burnish.plan.pipeline.flow_system import Flow
-from burnish.plan.pipeline.simulator import ClusterModel, Simulator, System
+from burnish.plan.pipeline.simulator import Simulator
 from burnish.plan.pipeline.systems import April, AsyncCap, SyncBarrier
 from burnish.plan.pipeline.workload import draw_workload
 from burnish.plan.scenario import Curve, Tier, Trial
@@ -25,7 +26,7 @@ class _Size(NamedTuple):
     num_steps: int
 
 
-# One simulated accelerator stands for several of the cluster's: its trace is the same, larger.
+# Fewer accelerators than the tiers name: every segment of every episode is an event of its own.
 _SIZES = {Tier.S: _Size(50, 16, 4), Tier.M: _Size(300, 32, 8), Tier.L: _Size(1000, 64, 8)}
 
 
@@ -87,6 +88,6 @@ def _build(name: str, batch: int, num_accelerators: int) -> tuple[System, Cluste
 
 SCENARIOS = (
     PipelineScenario("pipeline", "Rollout and training: agents, tails and a few broken images."),
-    PipelineScenario("pipeline_heavy_tail", "The same with a third more spread in lengths.", tail=1.3),
-    PipelineScenario("pipeline_outages", "The same with a third of the agents broken.", broken_ratio=0.35),
-)  # fmt: skip
+    PipelineScenario("pipeline_tail", "The same with a third more spread in lengths.", tail=1.3),
+    PipelineScenario("pipeline_outages", "A third of the agents broken.", broken_ratio=0.35),
+)
