@@ -18,6 +18,8 @@ from burnish.quality.subject import AuditConfig
 from burnish.rollout.engine.long.config import KvConfig
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.sandbox.config import SandboxConfig
+from burnish.schedule.breakers.base import BreakerConfig
+from burnish.schedule.flow.load import LoadConfig
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.train.config import TrainConfig
 
@@ -99,6 +101,17 @@ class RolloutSection(Config):
     """Bound on each call into an environment."""
     failures_to_quarantine: Positive = 8
     """Failures of environment or verifier in one domain after which it is quarantined."""
+
+
+class FlowSection(Config):
+    """How much is started at once, and what becomes of failures; not in deterministic runs."""
+
+    load: LoadConfig = LoadConfig()
+    """How full the engine is kept."""
+    breakers: BreakerConfig = BreakerConfig()
+    """When a domain whose machinery fails is paused."""
+    retry_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    """Second tries per first try, over the whole run: an outage must not multiply the load."""
 
 
 class EngineBackend(StrEnum):
@@ -192,6 +205,8 @@ class RunConfig(Config):
     """Supervised warm-up."""
     rollout: RolloutSection = RolloutSection()
     """Collection of experience."""
+    flow: FlowSection = FlowSection()
+    """Load, breakers and retries."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where model-written code runs."""
     engine: EngineSection = EngineSection()

@@ -84,7 +84,7 @@ def start(
     from burnish.run.execute import execute
     from burnish.run.memory import share_one_heap
     from burnish.run.session import build_environments
-    from burnish.schedule.domains import check_schedule
+    from burnish.schedule.wishes import check_schedule
 
     share_one_heap()
     environments = build_environments(loaded.value)

@@ -26,64 +26,22 @@ s. What a checkpoint after step s does not hold is undone by a resume, and done 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from burnish.core.errors import ClassifiedFailure
-from burnish.core.protocols import Environment
 from burnish.core.records import Failure, Group
-from burnish.core.vocabulary import DropReason, FailureKind
-from burnish.rollout.collect.collector import Collector, Sampling
-from burnish.run.batch import computed_tokens, drop_reason, make_batch
-from burnish.run.health import Health
-from burnish.run.publish import Publisher
-from burnish.run.step_report import StepReporter
-from burnish.run.training import PolicyTrainer
-from burnish.schedule.admission import Admission, GroupState
+from burnish.core.vocabulary import DropReason, FailureKind, Split
+from burnish.run.batch import computed_tokens, drop_reason, make_batch, trained_tokens
+from burnish.run.flow import image_of
+from burnish.run.loop_parts import LoopConfig, LoopParts
+from burnish.schedule.admission import GroupState
 from burnish.schedule.batcher import BatchStatus, plan_batch
-from burnish.schedule.domains import DomainScheduler
-from burnish.store.run_directory import RunDirectory
+from burnish.schedule.breakers.retries import RETRIED
 from burnish.telemetry.events import EventKind
-from burnish.train.advantages import Normaliser, RunningScale
 
 _BREAKER_LOOK_S = 1.0
-
-
-class LoopConfig(NamedTuple):
-    """What the loop itself needs to know."""
-
-    num_steps: int
-    """Training steps of the whole run."""
-    group_size: int
-    """Samples of one task."""
-    sampling: Sampling
-    """How tokens are drawn."""
-    seed: int
-    """Root of all randomness."""
-    deterministic: bool
-    """Decide in dispatch order only."""
-    checkpoint_every_steps: int
-    """How often the run can be gone on with."""
-    first_index: int
-    """Training items below this were used by the warm-up."""
-    normaliser: Normaliser
-    """What advantages are divided by."""
-
-
-class LoopParts(NamedTuple):
-    """Everything that the loop drives; none of it knows the loop."""
-
-    environments: Mapping[str, Environment]
-    scheduler: DomainScheduler
-    admission: Admission
-    scale: RunningScale
-    health: Health
-    collector: Collector
-    trainer: PolicyTrainer
-    publisher: Publisher
-    directory: RunDirectory
-    reporter: StepReporter
 
 
 class Loop:
@@ -94,12 +52,12 @@ class Loop:
         self._config, self._parts = config, parts
         self._finished_steps = finished_steps
         self._saved_steps = finished_steps if finished_steps else -1
-        self._collecting: set[asyncio.Task[None]] = set()
+        self._collecting: dict[str, asyncio.Task[None]] = {}
         self._order: list[str] = []
         self._done: dict[str, Group] = {}
         self._shelf: dict[str, Group] = {}
         self._changed = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._paused = False
         self._snapshot = self._state()
 
     @property
@@ -112,6 +70,22 @@ class Loop:
         self._stopping = True
         self._changed.set()
 
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still on request."""
+        return self._paused
+
+    def pause(self, *, paused: bool = True) -> None:
+        """Start and train nothing new, or go on. What runs is finished and kept."""
+        self._paused = paused
+        self._changed.set()
+
+    def leave(self, domain: str) -> None:
+        """A domain was removed: nothing of it trains any more."""
+        for group_id in [g for g, group in self._shelf.items() if group.domain == domain]:
+            self._drop(group_id, DropReason.QUARANTINED)
+        self._changed.set()
+
     async def run(self) -> bool:
         """Train until the last step; True if it was reached, False if stopped before.
 
@@ -119,6 +93,7 @@ class Loop:
             ExceptionGroup: holding the ClassifiedFailure or the bug that ended it.
         """
         async with asyncio.TaskGroup() as tasks:
+            self._watch_flow(tasks)
             self._restart(tasks)
             self._dispatch(tasks)
             while self._finished_steps < self._config.num_steps and not self._stopping:
@@ -126,7 +101,7 @@ class Loop:
                 if groups is not None:
                     await self._step(groups)
                     self._dispatch(tasks)
-            for task in self._collecting:
+            for task in self._collecting.values():
                 task.cancel()
         reached = self._finished_steps >= self._config.num_steps
         if reached:
@@ -141,13 +116,20 @@ class Loop:
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         """Start as many groups as the lag bound allows. No await inside: see Collector.reserve."""
         parts, started = self._parts, []
-        while not self._stopping and parts.admission.may_dispatch():
-            pick = parts.scheduler.next(parts.health.blocked())
+        flow = parts.flow
+        while not self._stopping and not self._paused and parts.admission.may_dispatch():
+            if flow is not None and not flow.may_start(self._config.group_size):
+                break
+            pick = parts.scheduler.next(flow.blocked() if flow is not None else ())
             if pick is None:
                 break
-            parts.health.dispatched(pick.domain)
             index = pick.index + self._config.first_index
             group_id = f"{pick.domain}/{index}"
+            if flow is not None:
+                task = parts.environments[pick.domain].task(Split.TRAIN, index)
+                if flow.refuses(pick.domain, task):
+                    continue
+                flow.dispatched(group_id, pick.domain, image_of(task), self._config.group_size)
             parts.admission.dispatched(group_id)
             started.append((group_id, pick.domain, index))
         if not started:
@@ -196,8 +178,7 @@ class Loop:
                 continue
             self._parts.collector.reserve(self._config.group_size)
             task = tasks.create_task(self._collect(tasks, group_id, domain, index))
-            self._collecting.add(task)
-            task.add_done_callback(self._collecting.discard)
+            self._collecting[group_id] = task
         self._absorb(tasks)
 
     async def _collect(
@@ -211,6 +192,7 @@ class Loop:
             sampling=self._config.sampling,
             version=self._parts.admission.version,
         )
+        self._collecting.pop(group_id, None)
         self._parts.directory.rollouts.append(group)
         self._done[group_id] = group
         self._absorb(tasks)
@@ -218,6 +200,36 @@ class Loop:
     def _current_step(self) -> int:
         """The step that what happens now belongs to; what follows the last one belongs to it."""
         return min(self._finished_steps + 1, self._config.num_steps)
+
+    # What flow control sets off.
+
+    def _watch_flow(self, tasks: asyncio.TaskGroup) -> None:
+        flow = self._parts.flow
+        if flow is not None:
+            flow.on_opened = lambda domain, kind: self._pause_domain(tasks, domain, kind)
+            flow.on_abandon = self._give_up
+            flow.on_room = lambda: self._dispatch(tasks)
+
+    def _pause_domain(self, tasks: asyncio.TaskGroup, domain: str, kind: FailureKind) -> None:
+        """A breaker opened: others get its room at once.
+
+        What is sampled behind it ends, unless the environment itself is at fault: then the gate
+        must see how often, and such failures are quick.
+        """
+        self._parts.reporter.paused(domain, kind.value)
+        for group_id in [g for g in self._collecting if g.rpartition("/")[0] == domain]:
+            if kind in RETRIED:
+                self._give_up(group_id)
+        self._dispatch(tasks)
+
+    def _give_up(self, group_id: str) -> None:
+        task, flow = self._collecting.pop(group_id, None), self._parts.flow
+        if task is None or flow is None:
+            return
+        task.cancel()
+        self._order.remove(group_id)
+        flow.cancelled(group_id)
+        self._drop(group_id, DropReason.INVALID)
 
     # Completion.
 
@@ -238,12 +250,13 @@ class Loop:
         parts.directory.ledger.complete(group.group_id, self._current_step())
         parts.reporter.group(group)
         scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
-        if scored:
-            scores = [v.score for v in scored if v.score is not None]
-            mean = sum(scores) / len(scores)
+        # A group without a single score taught nothing, but was paid for.
+        scores = [v.score for v in scored if v.score is not None] or [0.0]
+        mean = sum(scores) / len(scores)
+        if group.domain not in parts.roster.removed:
             parts.scheduler.observe(
                 group.domain,
-                pass_rate=sum(bool(v.passed) for v in scored) / len(scored),
+                pass_rate=sum(bool(v.passed) for v in scored) / max(len(scored), 1),
                 mean_score=mean,
                 num_rollouts=len(scored),
                 step=self._finished_steps,
@@ -252,6 +265,8 @@ class Loop:
                 score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
             )
         parts.health.judged(group)
+        if parts.flow is not None:
+            parts.flow.completed(group)
         reason = drop_reason(group)
         if group.domain not in parts.scheduler.active():
             reason = DropReason.QUARANTINED
@@ -265,6 +280,7 @@ class Loop:
 
     def _drop(self, group_id: str, reason: DropReason) -> None:
         self._parts.admission.dropped(group_id, reason)
+        self._parts.scheduler.settle(group_id.rpartition("/")[0], 0.0)
         self._parts.directory.ledger.drop(group_id, reason, self._current_step())
         self._parts.reporter.dropped(group_id, reason, self._config.group_size)
         self._shelf.pop(group_id, None)
@@ -288,6 +304,9 @@ class Loop:
         """The next batch in dispatch order, or None when asked to stop."""
         while not self._stopping:
             self._changed.clear()
+            if self._paused:
+                await self._changed.wait()
+                continue
             plan = plan_batch(self._parts.admission)
             for group_id in plan.stale:
                 self._drop(group_id, DropReason.STALE)
@@ -308,6 +327,7 @@ class Loop:
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
         for group in groups:
             parts.health.trained(group)
+            parts.scheduler.settle(group.domain, float(trained_tokens(group)))
         with parts.directory.ledger.transaction():
             for group_id, num_invalid in batch.num_invalid.items():
                 parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)
@@ -324,6 +344,8 @@ class Loop:
         )
         parts.admission.published(version)
         self._quarantine()
+        if parts.flow is not None:
+            parts.reporter.cases(step, parts.flow.take_cases())
         self._finished_steps = step
         self._snapshot = self._state()
         is_last = step == self._config.num_steps
@@ -336,6 +358,7 @@ class Loop:
         parts = self._parts
         return {
             "step": self._finished_steps,
+            "roster": parts.roster.state(),
             "scheduler": parts.scheduler.state(),
             "admission": parts.admission.state(),
             "scale": parts.scale.state(),

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+import msgspec
+
 from burnish.core.clock import Clock
 from burnish.core.observer import RunObserver, RunPhase, StepView
 from burnish.core.records import Failure, Group
@@ -16,6 +18,7 @@ from burnish.run.engine_report import record_engine
 from burnish.run.publish import Publication
 from burnish.sandbox.measured import BoxUse
 from burnish.schedule.batcher import BatchPlan
+from burnish.schedule.breakers.cases import BadCase
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.length_audit import LengthBias
 from burnish.store.run_directory import RunDirectory
@@ -113,6 +116,16 @@ class StepReporter:
             EventKind.ENVIRONMENT_QUARANTINED, self._step, domain=domain, reason=failure.message
         )
         self._observer.note(f"{domain} is quarantined: {failure.where}: {failure.message}")
+
+    def paused(self, domain: str, kind: str) -> None:
+        """A breaker opened."""
+        self._directory.events.emit(EventKind.BREAKER_OPENED, self._step, domain=domain, cause=kind)
+        self._observer.note(f"{domain} is paused: {kind} failures")
+
+    def cases(self, step: int, cases: Sequence[BadCase]) -> None:
+        """Items that failed by their own fault, for whoever mends them."""
+        for case in cases:
+            self._directory.events.emit(EventKind.BAD_CASE, step, case=msgspec.to_builtins(case))
 
     def waiting(self, plan: BatchPlan) -> None:
         """The trainer has nothing to do yet."""
@@ -216,6 +229,13 @@ class StepReporter:
         self._recorder.record(metric.QUARANTINED_DOMAINS, quarantined)
         for row in rows:
             self._recorder.record(metric.DOMAIN_SHARE, row.share, row.domain)
+            self._recorder.record(metric.DOMAIN_MAX_GAP, row.max_gap_picks, row.domain)
+        self._directory.events.emit(
+            EventKind.SHARES_DECIDED,
+            self._step,
+            policy=scheduler.policy,
+            why={row.domain: scheduler.explain(row.domain).text for row in rows},
+        )
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
 
     def _tell_bias(self, bias: LengthBias) -> None:

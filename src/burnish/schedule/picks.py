@@ -8,6 +8,7 @@ from pydantic import Field
 
 from burnish.core.config import Config
 from burnish.core.records import Record
+from burnish.schedule.values.names import PolicyName
 
 
 class CostUnit(StrEnum):
@@ -70,13 +71,38 @@ class DomainRow(Record, frozen=True, kw_only=True):
     """Of these, by the floor."""
     wait_picks: int
     """Picks since it was last chosen."""
+    max_gap_picks: int
+    """Most picks that it can ever wait while it is eligible."""
+    trained_tokens: float
+    """Tokens of it that entered the loss."""
+
+
+class Explanation(Record, frozen=True, kw_only=True):
+    """Why a domain has the share that it has."""
+
+    domain: str
+    """Environment name."""
+    policy: str
+    """The rule that decided."""
+    unit: str
+    """What it is a share of: cost, groups or tokens."""
+    share: float
+    """Part of the budget, floor included."""
+    floor_share: float
+    """Of this, what it gets whatever its value."""
+    max_gap_picks: int
+    """Most picks that it can wait."""
+    terms: dict[str, float]
+    """The policy's own reasons, by name."""
+    text: str
+    """All of it in one line."""
 
 
 class DomainShare(Config):
     """Wishes for one domain."""
 
     weight: float = Field(default=1.0, gt=0.0, allow_inf_nan=False)
-    """Multiplies both its value and its part of the floor."""
+    """Multiplies both its value and its part of the floor; the ratio, under `static`."""
     min_share: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
     """Least share of the budget."""
     max_share: float = Field(default=1.0, gt=0.0, le=1.0, allow_inf_nan=False)
@@ -86,6 +112,10 @@ class DomainShare(Config):
 class DomainScheduleConfig(Config):
     """How compute is divided between domains."""
 
+    policy: PolicyName = PolicyName.VALUE
+    """The rule; `burnish simulate` compares them."""
+    fairness: float = Field(default=0.0, ge=0.0, le=1.0, allow_inf_nan=False)
+    """Under `value`: part of the shares that is equal cost whatever a domain gains."""
     floor: float = Field(default=0.15, gt=0.0, le=1.0, allow_inf_nan=False)
     """Part of the budget dealt out evenly. 0.15 lost nothing in simulation against 0.05 or 0.30."""
     warmup_picks: int = Field(default=2, ge=0)

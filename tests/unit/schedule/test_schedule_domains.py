@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
-from burnish.schedule.domains import DomainScheduler, check_schedule
+from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare, PickReason
+from burnish.schedule.wishes import check_schedule
 
 NAMES = [f"d{i}" for i in range(8)]
 

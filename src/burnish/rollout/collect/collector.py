@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -41,6 +41,18 @@ class Presence(NamedTuple):
     """One of them will not ask again."""
 
 
+class Watch(Protocol):
+    """Told of attempts as they happen; decides about retries and urgency."""
+
+    def asks(self, task: Task, rollout_id: str, turn: int) -> int:
+        """A turn is about to ask the engine: its priority, higher first."""
+        ...
+
+    def attempt(self, task: Task, failure: Failure | None, attempts: int) -> bool:
+        """The latest of so many attempts ended; True to try again after a failure."""
+        ...
+
+
 class Collector:
     """Runs episodes against one engine. All methods run on one event loop."""
 
@@ -55,6 +67,7 @@ class Collector:
         max_attempts: int = 3,
         step_timeout_s: float = 30.0,
         on_failure: Callable[[Failure], None] = lambda failure: None,
+        watch: Watch | None = None,
     ) -> None:
         """Wire it.
 
@@ -67,10 +80,12 @@ class Collector:
             max_attempts: tries for one episode when the machine or the sandbox fails.
             step_timeout_s: bound on each call into an environment.
             on_failure: told of every failure, retried or not.
+            watch: flow control; without it every episode has its `max_attempts`.
         """
         self._engine, self._renderer, self._context, self._clock = engine, renderer, context, clock
         self._presence, self._max_attempts = presence, max_attempts
         self._step_timeout_s, self._on_failure = step_timeout_s, on_failure
+        self.watch = watch
 
     def reserve(self, num_episodes: int) -> None:
         """Announce episodes before any of them starts.
@@ -140,13 +155,29 @@ class Collector:
                     renderer=self._renderer,
                     environment=environment,
                     context=self._context(plan.seed),
+                    priority=self._priority(plan),
                 )
             except ClassifiedFailure as error:
                 self._on_failure(error.failure)
-                if error.failure.kind in RETRIED and attempt < self._max_attempts:
+                if self._tries_again(plan.task, error.failure, attempt):
                     continue
                 prompt = self._renderer.prompt(plan.task.prompt, environment.tools)
                 rollout = failed_rollout(plan, environment, prompt, error.failure)
+            else:
+                if self.watch is not None:
+                    self.watch.attempt(plan.task, None, attempt)
             elapsed_s = 0.0 if self._presence is not None else self._clock.now_s() - start_s
             return msgspec.structs.replace(rollout, duration_s=elapsed_s)
         raise AssertionError("the last attempt returns")
+
+    def _tries_again(self, task: Task, failure: Failure, attempts: int) -> bool:
+        may = failure.kind in RETRIED and attempts < self._max_attempts
+        if self.watch is None:
+            return may
+        return self.watch.attempt(task, failure, attempts) and may
+
+    def _priority(self, plan: EpisodePlan) -> Callable[[int], int]:
+        watch = self.watch
+        if watch is None:
+            return lambda turn: 0
+        return lambda turn: watch.asks(plan.task, plan.rollout_id, turn)
