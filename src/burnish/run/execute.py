@@ -23,6 +23,7 @@ from burnish.run.control.server import serve_control
 from burnish.run.facts import versions
 from burnish.run.flow import FlowControl, FlowSettings
 from burnish.run.health import Health
+from burnish.run.intake import Intake
 from burnish.run.interrupts import Interrupts
 from burnish.run.loop import Loop
 from burnish.run.loop_parts import LoopConfig, LoopParts
@@ -38,8 +39,10 @@ from burnish.run.session import Session, open_session
 from burnish.run.step_report import StepReporter, peak_rss_bytes
 from burnish.schedule.admission import Admission, AdmissionConfig, AdmissionMode
 from burnish.schedule.breakers.retries import RetryConfig
+from burnish.schedule.curriculum.curriculum import Curriculum
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.flow.load import EngineLoad
+from burnish.schedule.flow.rounds import LongTail
 from burnish.store.run_directory import EvalName, RunDirectory
 from burnish.telemetry.events import EventKind, read_events
 from burnish.train import checkpoint
@@ -173,9 +176,9 @@ def _loop(
         seed=config.run.seed,
         deterministic=config.run.deterministic,
         checkpoint_every_steps=config.run.checkpoint_every_steps,
-        first_index=config.warmup.examples_per_domain,
         normaliser="group" if is_grpo else "domain",
     )
+    flow = _flow(session, environments)
     parts = LoopParts(
         environments=environments,
         roster=roster,
@@ -183,7 +186,8 @@ def _loop(
         admission=_admission(config, payload),
         scale=RunningScale.from_state(payload.get("scale", {})),
         health=_health(session, payload),
-        flow=_flow(session, environments),
+        flow=flow,
+        intake=_intake(config, environments, scheduler, flow, reporter, payload),
         collector=session.collector,
         trainer=session.trainer,
         publisher=session.publisher,
@@ -202,6 +206,30 @@ def _scheduler(
     if "scheduler" in payload:
         return DomainScheduler.from_state(payload["scheduler"], schedule)
     return DomainScheduler(tuple(environments), schedule)
+
+
+def _intake(
+    config: RunConfig,
+    environments: Mapping[str, Environment],
+    scheduler: DomainScheduler,
+    flow: FlowControl | None,
+    reporter: StepReporter,
+    payload: Mapping[str, Any],
+) -> Intake:
+    curriculum = Curriculum(
+        config.schedule.curriculum,
+        group_size=config.rollout.group_size,
+        window=config.rollout.groups_per_step,
+        seed=config.run.seed,
+        first_item=config.warmup.examples_per_domain,
+    )
+    wait = config.flow.round_max_wait
+    rounds = LongTail(config.rollout.groups_per_step, wait) if wait and flow is not None else None
+    intake = Intake(environments, scheduler, curriculum, flow, rounds)
+    intake.on_round = reporter.round
+    if "intake" in payload:
+        intake.load(payload["intake"])
+    return intake
 
 
 def _admission(config: RunConfig, payload: Mapping[str, Any]) -> Admission:

@@ -26,6 +26,8 @@ from burnish.schedule.flow.order import Lengths
 # Levels of urgency between the shortest and the longest prediction: the engine ages requests by
 # `ageing_steps` per level, so a few levels order a burst and starve nobody.
 _LEVELS = 3
+# A domain counts as long by its upper quartile: batches wait for the longest of a group.
+_LONG = 0.75
 
 
 class FlowSettings(NamedTuple):
@@ -75,6 +77,10 @@ class FlowControl:
         """Domains to pass over for now."""
         return self._breakers.blocked()
 
+    def expected_tokens(self, domain: str) -> tuple[float, float]:
+        """How long a domain's longer episodes are, and what is usual in the run."""
+        return self._lengths.quantile(domain, _LONG), self._lengths.usual()
+
     def refuses(self, domain: str, task: Task) -> bool:
         """Whether this item's image is paused while its domain is not."""
         return self._breakers.refuses(domain, image_of(task))
@@ -120,17 +126,16 @@ class FlowControl:
 
     # For the collector.
 
-    def asks(self, task: Task, rollout_id: str, turn: int) -> int:
+    def asks(self, task: Task, group_id: str, turn: int) -> int:
         """Urgency of a request; the engine serves continuing turns first by itself."""
-        group_id = _group_of(task)
         if turn == 0 and self._coming.get(group_id, 0) > 0:
             self._coming[group_id] -= 1
         predicted = self._lengths.predict(task.domain, group_id)
         return min(int(_LEVELS * predicted / max(task.max_tokens, 1)), _LEVELS - 1)
 
-    def attempt(self, task: Task, failure: Failure | None, attempts: int) -> bool:
+    def attempt(self, task: Task, group_id: str, failure: Failure | None, attempts: int) -> bool:
         """An attempt ended; True to try again."""
-        group_id, image = _group_of(task), image_of(task)
+        image = image_of(task)
         kind = None if failure is None else failure.kind
         reaction = self._breakers.attempt(
             Attempt(domain=task.domain, task=group_id, image=image, failure=kind)
@@ -163,7 +168,3 @@ def image_of(task: Task) -> str:
     """The box image that a task asks for; empty if none."""
     image = task.payload.get("image")
     return image if isinstance(image, str) else ""
-
-
-def _group_of(task: Task) -> str:
-    return f"{task.domain}/{task.index}"

@@ -31,10 +31,11 @@ from contextlib import suppress
 from typing import Any
 
 from burnish.core.errors import ClassifiedFailure
+from burnish.core.group_id import parse_group_id
 from burnish.core.records import Failure, Group
-from burnish.core.vocabulary import DropReason, FailureKind, Split
-from burnish.run.batch import computed_tokens, drop_reason, make_batch, trained_tokens
-from burnish.run.flow import image_of
+from burnish.core.vocabulary import DropReason, FailureKind
+from burnish.run.batch import drop_reason, make_batch, trained_tokens
+from burnish.run.intake import Start
 from burnish.run.loop_parts import LoopConfig, LoopParts
 from burnish.schedule.admission import GroupState
 from burnish.schedule.batcher import BatchStatus, plan_batch
@@ -120,27 +121,20 @@ class Loop:
         while not self._stopping and not self._paused and parts.admission.may_dispatch():
             if flow is not None and not flow.may_start(self._config.group_size):
                 break
-            pick = parts.scheduler.next(flow.blocked() if flow is not None else ())
-            if pick is None:
+            start = parts.intake.next(self._finished_steps)
+            if start is None:
                 break
-            index = pick.index + self._config.first_index
-            group_id = f"{pick.domain}/{index}"
-            if flow is not None:
-                task = parts.environments[pick.domain].task(Split.TRAIN, index)
-                if flow.refuses(pick.domain, task):
-                    continue
-                flow.dispatched(group_id, pick.domain, image_of(task), self._config.group_size)
-            parts.admission.dispatched(group_id)
-            started.append((group_id, pick.domain, index))
+            parts.admission.dispatched(start.group_id)
+            started.append(start)
         if not started:
             return
         with parts.directory.ledger.transaction():
-            for group_id, domain, index in started:
+            for group_id, domain, choice in started:
                 parts.directory.ledger.dispatch(
                     group_id,
                     domain,
-                    index,
-                    self._config.group_size,
+                    choice.item,
+                    choice.size,
                     self._current_step(),
                     parts.admission.version,
                 )
@@ -155,42 +149,51 @@ class Loop:
                 assert group is not None, f"{entry.group_id} waits but was never stored"
                 self._shelf[entry.group_id] = group
             else:
-                domain, _, index = entry.group_id.rpartition("/")
-                running.append((entry.group_id, domain, int(index)))
+                domain = parse_group_id(entry.group_id).domain
+                choice = self._parts.intake.choice(entry.group_id)
+                running.append(Start(entry.group_id, domain, choice))
         self._collect_all(tasks, running)
 
-    def _collect_all(
-        self, tasks: asyncio.TaskGroup, started: Sequence[tuple[str, str, int]]
-    ) -> None:
-        store = self._parts.directory.rollouts
-        stored = {group_id for group_id, _, _ in started if group_id in store}
-        if self._config.deterministic and len(stored) < len(started):
-            # What shares a batch is sampled together or not at all: a part of it would be
-            # computed in another batch, with other roundings.
-            store.discard(stored)
-            stored = set()
-        for group_id, domain, index in started:
+    def _collect_all(self, tasks: asyncio.TaskGroup, started: Sequence[Start]) -> None:
+        stored = self._stored(started)
+        for start in started:
+            group_id = start.group_id
             self._order.append(group_id)
             if group_id in stored:
-                group = store.get_group(group_id)
-                assert group is not None
-                self._done[group_id] = group
+                self._done[group_id] = stored[group_id]
                 continue
-            self._parts.collector.reserve(self._config.group_size)
-            task = tasks.create_task(self._collect(tasks, group_id, domain, index))
+            self._parts.collector.reserve(start.choice.size)
+            task = tasks.create_task(self._collect(tasks, start))
             self._collecting[group_id] = task
         self._absorb(tasks)
 
-    async def _collect(
-        self, tasks: asyncio.TaskGroup, group_id: str, domain: str, index: int
-    ) -> None:
+    def _stored(self, started: Sequence[Start]) -> dict[str, Group]:
+        """Groups that were sampled before the run was stopped and need not be again."""
+        store, stored, useless = self._parts.directory.rollouts, {}, []
+        for start in started:
+            group = store.get_group(start.group_id) if start.group_id in store else None
+            if group is not None and len(group.rollouts) == start.choice.size:
+                stored[start.group_id] = group
+            elif group is not None:
+                useless.append(start.group_id)
+        if self._config.deterministic and len(stored) < len(started):
+            # What shares a batch is sampled together or not at all: a part of it would be
+            # computed in another batch, with other roundings.
+            useless += stored
+            stored = {}
+        store.discard(useless)
+        return stored
+
+    async def _collect(self, tasks: asyncio.TaskGroup, start: Start) -> None:
+        group_id, domain, choice = start
         group = await self._parts.collector.group(
             self._parts.environments[domain],
-            index,
-            num_samples=self._config.group_size,
+            choice.item,
+            num_samples=choice.size,
             root_seed=self._config.seed,
             sampling=self._config.sampling,
             version=self._parts.admission.version,
+            visit=choice.visit,
         )
         self._collecting.pop(group_id, None)
         self._parts.directory.rollouts.append(group)
@@ -217,7 +220,7 @@ class Loop:
         must see how often, and such failures are quick.
         """
         self._parts.reporter.paused(domain, kind.value)
-        for group_id in [g for g in self._collecting if g.rpartition("/")[0] == domain]:
+        for group_id in [g for g in self._collecting if parse_group_id(g).domain == domain]:
             if kind in RETRIED:
                 self._give_up(group_id)
         self._dispatch(tasks)
@@ -229,7 +232,7 @@ class Loop:
         task.cancel()
         self._order.remove(group_id)
         flow.cancelled(group_id)
-        self._drop(group_id, DropReason.INVALID)
+        self._drop(group_id, DropReason.INVALID, judged=False)
 
     # Completion.
 
@@ -249,21 +252,7 @@ class Loop:
         parts = self._parts
         parts.directory.ledger.complete(group.group_id, self._current_step())
         parts.reporter.group(group)
-        scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
-        # A group without a single score taught nothing, but was paid for.
-        scores = [v.score for v in scored if v.score is not None] or [0.0]
-        mean = sum(scores) / len(scores)
-        if group.domain not in parts.roster.removed:
-            parts.scheduler.observe(
-                group.domain,
-                pass_rate=sum(bool(v.passed) for v in scored) / max(len(scored), 1),
-                mean_score=mean,
-                num_rollouts=len(scored),
-                step=self._finished_steps,
-                cost_s=sum(r.duration_s for r in group.rollouts),
-                cost_tokens=float(computed_tokens(group)),
-                score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
-            )
+        parts.intake.judged(group, self._finished_steps)
         parts.health.judged(group)
         if parts.flow is not None:
             parts.flow.completed(group)
@@ -278,11 +267,16 @@ class Loop:
             parts.health.excluded(group)
             self._drop(group.group_id, reason)
 
-    def _drop(self, group_id: str, reason: DropReason) -> None:
+    def _drop(self, group_id: str, reason: DropReason, *, judged: bool = True) -> None:
+        intake = self._parts.intake
+        size = intake.choice(group_id).size
         self._parts.admission.dropped(group_id, reason)
-        self._parts.scheduler.settle(group_id.rpartition("/")[0], 0.0)
+        if judged:
+            intake.ended(group_id, 0.0)
+        else:
+            intake.cancelled(group_id)
         self._parts.directory.ledger.drop(group_id, reason, self._current_step())
-        self._parts.reporter.dropped(group_id, reason, self._config.group_size)
+        self._parts.reporter.dropped(group_id, reason, size)
         self._shelf.pop(group_id, None)
 
     def _quarantine(self) -> None:
@@ -327,7 +321,7 @@ class Loop:
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
         for group in groups:
             parts.health.trained(group)
-            parts.scheduler.settle(group.domain, float(trained_tokens(group)))
+            parts.intake.ended(group.group_id, float(trained_tokens(group)))
         with parts.directory.ledger.transaction():
             for group_id, num_invalid in batch.num_invalid.items():
                 parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)
@@ -340,7 +334,13 @@ class Loop:
         version = parts.admission.version + 1
         publication = await parts.publisher.publish(version)
         parts.reporter.step(
-            step, groups, metrics, publication, parts.scheduler, parts.health.length_bias()
+            step,
+            groups,
+            metrics,
+            publication,
+            parts.scheduler,
+            parts.intake.texts(),
+            parts.health.length_bias(),
         )
         parts.admission.published(version)
         self._quarantine()
@@ -360,6 +360,7 @@ class Loop:
             "step": self._finished_steps,
             "roster": parts.roster.state(),
             "scheduler": parts.scheduler.state(),
+            "intake": parts.intake.state(),
             "admission": parts.admission.state(),
             "scale": parts.scale.state(),
             "health": parts.health.state(),

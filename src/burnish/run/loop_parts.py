@@ -10,6 +10,7 @@ from burnish.rollout.collect.collector import Collector, Sampling
 from burnish.run.control.roster import Roster
 from burnish.run.flow import FlowControl
 from burnish.run.health import Health
+from burnish.run.intake import Intake
 from burnish.run.publish import Publisher
 from burnish.run.step_report import StepReporter
 from burnish.run.training import PolicyTrainer
@@ -25,7 +26,7 @@ class LoopConfig(NamedTuple):
     num_steps: int
     """Training steps of the whole run."""
     group_size: int
-    """Samples of one task."""
+    """Samples of one task on average."""
     sampling: Sampling
     """How tokens are drawn."""
     seed: int
@@ -34,8 +35,6 @@ class LoopConfig(NamedTuple):
     """Decide in dispatch order only."""
     checkpoint_every_steps: int
     """How often the run can be gone on with."""
-    first_index: int
-    """Training items below this were used by the warm-up."""
     normaliser: Normaliser
     """What advantages are divided by."""
 
@@ -46,6 +45,7 @@ class LoopParts(NamedTuple):
     environments: MutableMapping[str, Environment]
     roster: Roster
     scheduler: DomainScheduler
+    intake: Intake
     admission: Admission
     scale: RunningScale
     health: Health

@@ -10,6 +10,7 @@ from statistics import fmean
 import msgspec
 
 from burnish.core.clock import Clock
+from burnish.core.group_id import parse_group_id
 from burnish.core.observer import RunObserver, RunPhase, StepView
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
@@ -90,7 +91,7 @@ class StepReporter:
         """Rollouts will not be trained."""
         self._num_dropped += num_rollouts
         self._recorder.record(metric.DROPPED, num_rollouts, reason.value)
-        domain = group_id.rpartition("/")[0]
+        domain = parse_group_id(group_id).domain
         self._recorder.record(
             metric.ZERO_VARIANCE_RATIO, float(reason is DropReason.ZERO_VARIANCE), domain
         )
@@ -122,6 +123,10 @@ class StepReporter:
         self._directory.events.emit(EventKind.BREAKER_OPENED, self._step, domain=domain, cause=kind)
         self._observer.note(f"{domain} is paused: {kind} failures")
 
+    def round(self, num_groups: int) -> None:
+        """Long groups that waited for each other start."""
+        self._directory.events.emit(EventKind.ROUND_STARTED, self._step, num_groups=num_groups)
+
     def cases(self, step: int, cases: Sequence[BadCase]) -> None:
         """Items that failed by their own fault, for whoever mends them."""
         for case in cases:
@@ -138,9 +143,10 @@ class StepReporter:
         metrics: StepMetrics | None,
         publication: Publication,
         scheduler: DomainScheduler,
+        items: Mapping[str, str],
         bias: LengthBias,
     ) -> None:
-        """A step ended: record it, make it durable, show it."""
+        """A step ended: record it, make it durable, show it; `items` says what is chosen why."""
         self._step = step
         now_s = self._clock.now_s()
         elapsed_s = max(now_s - self._last_s, 1e-9)
@@ -150,7 +156,7 @@ class StepReporter:
         stats = self._engine_stats()
         engine_rate = record_engine(self._recorder, self._last_stats, stats, elapsed_s)
         self._last_stats = stats
-        self._health(publication, scheduler, elapsed_s)
+        self._health(publication, scheduler, items, elapsed_s)
         self._boxes(self._box_use())
         self._domains()
         self._tell_bias(bias)
@@ -219,7 +225,11 @@ class StepReporter:
             self._recorder.record(metric.KL_LOSS, m.kl_reference)
 
     def _health(
-        self, publication: Publication, scheduler: DomainScheduler, elapsed_s: float
+        self,
+        publication: Publication,
+        scheduler: DomainScheduler,
+        items: Mapping[str, str],
+        elapsed_s: float,
     ) -> None:
         self._recorder.record(metric.STEP_SECONDS, elapsed_s)
         self._recorder.record(metric.PUBLICATION_SECONDS, publication.seconds)
@@ -235,6 +245,7 @@ class StepReporter:
             self._step,
             policy=scheduler.policy,
             why={row.domain: scheduler.explain(row.domain).text for row in rows},
+            items=dict(items),
         )
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
 

@@ -128,6 +128,8 @@ class DomainScheduler:
         cost_s: float | None = None,
         cost_tokens: float | None = None,
         score_std: float | None = None,
+        level: float | None = None,
+        rehearsed: bool = False,
     ) -> None:
         """Learn from one judged group.
 
@@ -141,6 +143,9 @@ class DomainScheduler:
             cost_tokens: tokens computed for the whole group.
             score_std: population standard deviation of scores inside the group; by default that
                 of pass/fail. Zero means that the group carries no gradient.
+            level: pass rate over the whole domain now, where items are chosen by how they go; by
+                default that of the group stands for it.
+            rehearsed: the item was chosen because it passes; it tells nothing but what it cost.
         """
         cost = cost_s if self._config.cost_unit is CostUnit.SECONDS else cost_tokens
         assert cost is not None, f"cost in {self._config.cost_unit} is required"
@@ -162,11 +167,17 @@ class DomainScheduler:
             pass_rate=pass_rate,
             mean_score=mean_score,
             spread=spread,
+            rehearsed=rehearsed,
         )
         self._prices = None
         self._dealer.settle(row, Unit.COST, cost, self._share_D, self._active)
         self._window.judged(
-            row, num_scored=num_rollouts, pass_rate=pass_rate, spread=spread, cost=cost
+            row,
+            num_scored=0 if rehearsed else num_rollouts,
+            pass_rate=pass_rate,
+            level=pass_rate if level is None else level,
+            spread=spread,
+            cost=cost,
         )
         if step != self._step:
             self._step = step
@@ -181,6 +192,12 @@ class DomainScheduler:
         self._tracks.settled(row, trained_tokens)
         self._prices = None
         self._dealer.settle(row, Unit.TOKENS, trained_tokens, self._share_D, self._active)
+
+    def cancelled(self, domain: str) -> None:
+        """A group of `domain` was given up before it was judged: its charge is returned at once."""
+        row = self._row.get(domain)
+        if row is not None:
+            self._dealer.settle(row, self._policy.unit, 0.0, self._share_D, self._active)
 
     def audited(self, domain: str, false_pass_ratio: float) -> None:
         """An audit found that this part of the passes of `domain` is undeserved."""

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from burnish.core.config import Config
 from burnish.core.records import Record
+from burnish.schedule.curriculum.config import CurriculumConfig
 from burnish.schedule.values.names import PolicyName
 
 
@@ -37,7 +38,7 @@ class Pick(Record, frozen=True, kw_only=True):
     domain: str
     """Environment name."""
     index: int
-    """Next unused index of its training pool: each (domain, index) is picked once."""
+    """How often it was picked before."""
     reason: PickReason
     """Why this domain."""
 
@@ -122,5 +123,7 @@ class DomainScheduleConfig(Config):
     """Groups that each domain gets before values count."""
     cost_unit: CostUnit = CostUnit.TOKENS
     """Which of the two reported costs counts."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    """Which items within a domain."""
     domains: dict[str, DomainShare] = Field(default_factory=dict)
     """Wishes by domain; those not named get the defaults."""

@@ -18,13 +18,20 @@ class StepWindow:
         self.rows = Columns(num_rows, dict.fromkeys(_NAMES, 0.0))
 
     def judged(
-        self, row: int, *, num_scored: int, pass_rate: float, spread: float, cost: float
+        self,
+        row: int,
+        *,
+        num_scored: int,
+        pass_rate: float,
+        level: float,
+        spread: float,
+        cost: float,
     ) -> None:
-        """One group came back."""
+        """One group came back; the whole domain passes at `level` now."""
         rows, ok = self.rows, float(num_scored > 0)
         rows["scored"][row] += num_scored
         rows["passed"][row] += num_scored * pass_rate
-        rows["rate"][row] += pass_rate * ok
+        rows["rate"][row] += level * ok
         rows["groups"][row] += ok
         rows["spread"][row] += spread * ok
         rows["cost"][row] += cost

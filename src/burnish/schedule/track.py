@@ -38,9 +38,10 @@ class Tracks:
         pass_rate: float,
         mean_score: float,
         spread: float,
+        rehearsed: bool = False,
     ) -> None:
-        """One group came back; without scored rollouts it only cost something."""
-        rows, ok = self.rows, float(num_scored > 0)
+        """One group came back; a rehearsal, or one without scored rollouts, only cost something."""
+        rows, ok = self.rows, float(num_scored > 0 and not rehearsed)
         rows["num_rollouts"][row] += num_scored
         rows["total_cost"][row] += cost
         for name, value in (

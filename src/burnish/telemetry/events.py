@@ -59,6 +59,8 @@ class EventKind(StrEnum):
     """A person changed the live run; `data` has what and the answer."""
     SHARES_DECIDED = "shares_decided"
     """How the budget is divided; `data` says for every domain why."""
+    ROUND_STARTED = "round_started"
+    """Groups expected to be long start together; `data` has how many."""
     FAILURE = "failure"
     """A classified failure."""
     EVALUATION_STARTED = "evaluation_started"

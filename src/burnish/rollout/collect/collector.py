@@ -14,6 +14,7 @@ import msgspec
 
 from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure
+from burnish.core.group_id import group_id
 from burnish.core.protocols import Engine, Environment, EpisodeContext, Renderer
 from burnish.core.records import Failure, Group, Rollout, Task
 from burnish.core.seeds import derive_seed
@@ -44,11 +45,11 @@ class Presence(NamedTuple):
 class Watch(Protocol):
     """Told of attempts as they happen; decides about retries and urgency."""
 
-    def asks(self, task: Task, rollout_id: str, turn: int) -> int:
+    def asks(self, task: Task, group_id: str, turn: int) -> int:
         """A turn is about to ask the engine: its priority, higher first."""
         ...
 
-    def attempt(self, task: Task, failure: Failure | None, attempts: int) -> bool:
+    def attempt(self, task: Task, group_id: str, failure: Failure | None, attempts: int) -> bool:
         """The latest of so many attempts ended; True to try again after a failure."""
         ...
 
@@ -106,19 +107,23 @@ class Collector:
         root_seed: int,
         sampling: Sampling,
         version: int,
+        visit: int = 0,
     ) -> Group:
-        """All samples of training item `index`, judged. Reserve `num_samples` first."""
+        """All samples of training item `index`, judged. Reserve `num_samples` first.
+
+        Each `visit` of an item samples with randomness of its own.
+        """
         task = environment.task(Split.TRAIN, index)
-        group_id = f"{environment.name}/{index}"
-        seeds = [derive_seed(root_seed, "train", group_id, n) for n in range(num_samples)]
+        name = group_id(environment.name, index, visit)
+        seeds = [derive_seed(root_seed, "train", name, n) for n in range(num_samples)]
         rollouts = await asyncio.gather(
             *(
-                self.rollout(environment, task, sample=n, seed=seed, sampling=sampling)
+                self.rollout(environment, task, sample=n, seed=seed, sampling=sampling, visit=visit)
                 for n, seed in enumerate(seeds)
             )
         )
         return Group(
-            group_id=group_id,
+            group_id=name,
             domain=environment.name,
             index=index,
             dispatched_version=version,
@@ -126,13 +131,20 @@ class Collector:
         )
 
     async def rollout(
-        self, environment: Environment, task: Task, *, sample: int, seed: int, sampling: Sampling
+        self,
+        environment: Environment,
+        task: Task,
+        *,
+        sample: int,
+        seed: int,
+        sampling: Sampling,
+        visit: int = 0,
     ) -> Rollout:
         """One episode with retries, reserved before. A classified failure becomes its outcome."""
-        group_id = f"{task.domain}/{task.index}"
+        name = group_id(task.domain, task.index, visit)
         plan = EpisodePlan(
-            rollout_id=f"{group_id}/{sample}",
-            group_id=group_id,
+            rollout_id=f"{name}/{sample}",
+            group_id=name,
             task=task,
             seed=seed,
             temperature=sampling.temperature,
@@ -159,25 +171,25 @@ class Collector:
                 )
             except ClassifiedFailure as error:
                 self._on_failure(error.failure)
-                if self._tries_again(plan.task, error.failure, attempt):
+                if self._tries_again(plan, error.failure, attempt):
                     continue
                 prompt = self._renderer.prompt(plan.task.prompt, environment.tools)
                 rollout = failed_rollout(plan, environment, prompt, error.failure)
             else:
                 if self.watch is not None:
-                    self.watch.attempt(plan.task, None, attempt)
+                    self.watch.attempt(plan.task, plan.group_id, None, attempt)
             elapsed_s = 0.0 if self._presence is not None else self._clock.now_s() - start_s
             return msgspec.structs.replace(rollout, duration_s=elapsed_s)
         raise AssertionError("the last attempt returns")
 
-    def _tries_again(self, task: Task, failure: Failure, attempts: int) -> bool:
+    def _tries_again(self, plan: EpisodePlan, failure: Failure, attempts: int) -> bool:
         may = failure.kind in RETRIED and attempts < self._max_attempts
         if self.watch is None:
             return may
-        return self.watch.attempt(task, failure, attempts) and may
+        return self.watch.attempt(plan.task, plan.group_id, failure, attempts) and may
 
     def _priority(self, plan: EpisodePlan) -> Callable[[int], int]:
         watch = self.watch
         if watch is None:
             return lambda turn: 0
-        return lambda turn: watch.asks(plan.task, plan.rollout_id, turn)
+        return lambda turn: watch.asks(plan.task, plan.group_id, turn)

@@ -68,6 +68,7 @@ class ControlHandler:
             "domains": [
                 msgspec.to_builtins(row, enc_hook=float) for row in parts.scheduler.table()
             ],
+            "items": parts.intake.texts(),
             "breakers": [msgspec.to_builtins(row) for row in flow.table()] if flow else [],
             "flow": flow.status() if flow else {},
         }
@@ -95,6 +96,7 @@ class ControlHandler:
             )
         parts.scheduler.add(name, _share(DomainShare(), request))
         parts.environments[name] = environment
+        parts.intake.add(environment)
         parts.roster.add(environment, request.environment)
         self._loop.pause(paused=self._loop.paused)
 
@@ -103,6 +105,7 @@ class ControlHandler:
         if len(self._domains()) == 1:
             raise UserError(f"{name} is the last domain.", fix="burnish control stop RUN")
         self._parts.scheduler.remove(name)
+        self._parts.intake.remove(name)
         self._parts.roster.remove(name)
         self._loop.leave(name)
 

@@ -118,6 +118,10 @@ class Durations:
         """How long a thing of that key lasts, given that it has already lasted `above`."""
         return self._sketch(key).quantile(q, above)
 
+    def overall(self, q: float) -> float:
+        """Quantile over all keys."""
+        return self._all.quantile(q)
+
     def mean(self, key: str) -> float:
         """Mean of that key."""
         return self._sketch(key).mean()

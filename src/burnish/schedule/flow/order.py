@@ -70,6 +70,10 @@ class Lengths:
             return siblings
         return self._durations.quantile(domain, _TAIL, so_far)
 
+    def usual(self) -> float:
+        """The median over all domains; 0.0 before anything is known."""
+        return self._durations.overall(0.5)
+
     def quantile(self, domain: str, q: float) -> float:
         """Of a domain's lengths."""
         return self._durations.quantile(domain, q)
