@@ -112,6 +112,9 @@ class FlowSection(Config):
     """When a domain whose machinery fails is paused."""
     retry_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
     """Second tries per first try, over the whole run: an outage must not multiply the load."""
+    hedge_boxes: bool = True
+    """With several hosts of boxes: ask a second time for a box that takes longer than 95 in 100 do,
+    for at most one box in twenty, and use whichever comes first."""
     round_max_wait: Count = 0
     """Steps that a group of a domain whose answers are long (three times the usual) may wait for
     others like it, so that few batches wait for long answers instead of all; 0 starts it at once.

@@ -23,6 +23,7 @@ from burnish.run.control.server import serve_control
 from burnish.run.facts import versions
 from burnish.run.flow import FlowControl, FlowSettings
 from burnish.run.health import Health
+from burnish.run.hedging import BoxHedging
 from burnish.run.intake import Intake
 from burnish.run.interrupts import Interrupts
 from burnish.run.loop import Loop
@@ -42,6 +43,7 @@ from burnish.schedule.breakers.retries import RetryConfig
 from burnish.schedule.curriculum.curriculum import Curriculum
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.flow.load import EngineLoad
+from burnish.schedule.flow.resources import GroupCosts
 from burnish.schedule.flow.rounds import LongTail
 from burnish.store.run_directory import EvalName, RunDirectory
 from burnish.telemetry.events import EventKind, read_events
@@ -178,7 +180,7 @@ def _loop(
         checkpoint_every_steps=config.run.checkpoint_every_steps,
         normaliser="group" if is_grpo else "domain",
     )
-    flow = _flow(session, environments)
+    flow = _flow(session, environments, reporter)
     parts = LoopParts(
         environments=environments,
         roster=roster,
@@ -225,7 +227,8 @@ def _intake(
     )
     wait = config.flow.round_max_wait
     rounds = LongTail(config.rollout.groups_per_step, wait) if wait and flow is not None else None
-    intake = Intake(environments, scheduler, curriculum, flow, rounds)
+    costs = GroupCosts(config.engine.max_running, config.sandbox.max_boxes)
+    intake = Intake(environments, scheduler, curriculum, flow, rounds, costs)
     intake.on_round = reporter.round
     if "intake" in payload:
         intake.load(payload["intake"])
@@ -251,7 +254,9 @@ def _health(session: Session, payload: Mapping[str, Any]) -> Health:
     )
 
 
-def _flow(session: Session, environments: Mapping[str, Environment]) -> FlowControl | None:
+def _flow(
+    session: Session, environments: Mapping[str, Environment], reporter: StepReporter
+) -> FlowControl | None:
     """Breakers and load start afresh after a resume: the machine is another."""
     config = session.config
     if config.run.deterministic:
@@ -274,11 +279,16 @@ def _flow(session: Session, environments: Mapping[str, Environment]) -> FlowCont
             queue_s=0.0,
         )
 
+    hedging = None
+    if config.flow.hedge_boxes and len(config.sandbox.hosts) > 1:
+        hedging = BoxHedging(session.clock)
+        hedging.on_hedged = reporter.hedged
     flow = FlowControl(
         settings,
         session.clock,
         None if slots is None else load,
         lambda domain: environments[domain].digest,
+        hedging,
     )
     session.collector.watch = flow
     return flow

@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from burnish.core.boxes import SandboxPool
 from burnish.core.clock import Clock
 from burnish.core.records import Failure, Group, Task
 from burnish.core.vocabulary import FailureKind
+from burnish.run.group_pool import GroupPool
+from burnish.run.hedging import BoxHedging
 from burnish.schedule.breakers.base import Attempt, BreakerConfig, BreakerRow
 from burnish.schedule.breakers.cases import BadCase, CaseQueue
 from burnish.schedule.breakers.panel import Breakers
@@ -50,14 +53,25 @@ class FlowControl:
         clock: Clock,
         engine_load: Callable[[], EngineLoad] | None,
         digest_of: Callable[[str], str],
+        hedging: BoxHedging | None = None,
     ) -> None:
-        """Nothing has happened; `engine_load` is None where slots cannot be counted."""
+        """Nothing has happened.
+
+        Args:
+            settings: see there.
+            clock: for breakers, load and durations.
+            engine_load: None where slots cannot be counted.
+            digest_of: a domain's code and data, for those who mend it.
+            hedging: of boxes; None asks for each of them once.
+        """
         self._clock, self._engine_load, self._digest_of = clock, engine_load, digest_of
         self._load = LoadControl(settings.load)
         self._breakers = Breakers(settings.breakers, clock)
         self._retries = RetryBudget(settings.retries)
         self._lengths = Lengths()
         self._coming: dict[str, int] = {}
+        self._box_s: dict[str, float] = {}
+        self._hedging = hedging
         self.cases = CaseQueue()
         self.on_opened: Callable[[str, FailureKind], None] = lambda domain, kind: None
         self.on_abandon: Callable[[str], None] = lambda group_id: None
@@ -89,8 +103,13 @@ class FlowControl:
         """A group starts."""
         self._breakers.dispatched(group_id, domain, image)
         self._coming[group_id] = num_episodes
+        self._box_s[group_id] = 0.0
         for _ in range(num_episodes):
             self._retries.started()
+
+    def box_seconds(self, group_id: str) -> float:
+        """How long the episodes of a group under way have held boxes."""
+        return self._box_s.get(group_id, 0.0)
 
     def completed(self, group: Group) -> None:
         """A group came back."""
@@ -117,6 +136,7 @@ class FlowControl:
             "load_decreases": self._load.num_decreases,
             "retries": r.num_retries,
             "retries_refused": r.num_refused,
+            "boxes_hedged": self._hedging.num_hedged if self._hedging is not None else 0,
             "bad_cases": len(self.cases),
         }
 
@@ -132,6 +152,15 @@ class FlowControl:
             self._coming[group_id] -= 1
         predicted = self._lengths.predict(task.domain, group_id)
         return min(int(_LEVELS * predicted / max(task.max_tokens, 1)), _LEVELS - 1)
+
+    def sandboxes(self, pool: SandboxPool, group_id: str) -> SandboxPool:
+        """The pool as a group sees it."""
+
+        def held(seconds: float) -> None:
+            if group_id in self._box_s:
+                self._box_s[group_id] += seconds
+
+        return GroupPool(pool, self._clock, self._hedging, held)
 
     def attempt(self, task: Task, group_id: str, failure: Failure | None, attempts: int) -> bool:
         """An attempt ended; True to try again."""
@@ -160,6 +189,7 @@ class FlowControl:
 
     def _gone(self, group_id: str, *, clean: bool) -> None:
         self._coming.pop(group_id, None)
+        self._box_s.pop(group_id, None)
         self._lengths.forget(group_id)
         self._breakers.group_done(group_id, clean=clean)
 

@@ -14,14 +14,16 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from burnish.core.errors import boundary
 from burnish.core.group_id import group_id, parse_group_id
 from burnish.core.protocols import Environment, Tiered
 from burnish.core.records import Group
-from burnish.core.vocabulary import Split
+from burnish.core.vocabulary import FailureKind, Split
 from burnish.run.batch import computed_tokens
 from burnish.run.flow import FlowControl, image_of
 from burnish.schedule.curriculum.curriculum import Choice, Curriculum
 from burnish.schedule.domains import DomainScheduler
+from burnish.schedule.flow.resources import GroupCosts
 from burnish.schedule.flow.rounds import LongTail
 
 # Items of paused images passed over in one go: beyond that the next event may look again.
@@ -49,10 +51,12 @@ class Intake:
         curriculum: Curriculum,
         flow: FlowControl | None,
         rounds: LongTail | None,
+        costs: GroupCosts,
     ) -> None:
         """Choose among `environments`; without `rounds` nothing waits for its like."""
         self._environments, self._scheduler = environments, scheduler
         self._curriculum, self._flow, self._rounds = curriculum, flow, rounds
+        self._costs = costs
         self._choices: dict[str, Choice] = {}
         self._ready: deque[str] = deque()
         self.on_round: Callable[[int], None] = lambda num_groups: None
@@ -97,14 +101,17 @@ class Intake:
         mean = sum(scores) / len(scores)
         num_passed = sum(bool(v.passed) for v in scored)
         self._curriculum.judged(group.domain, choice, len(scored), num_passed)
+        seconds, tokens = sum(r.duration_s for r in group.rollouts), float(computed_tokens(group))
+        box_s = self._flow.box_seconds(group.group_id) if self._flow is not None else 0.0
         self._scheduler.observe(
             group.domain,
             pass_rate=num_passed / max(len(scored), 1),
             mean_score=mean,
             num_rollouts=len(scored),
             step=step,
-            cost_s=sum(r.duration_s for r in group.rollouts),
-            cost_tokens=float(computed_tokens(group)),
+            cost_s=seconds,
+            cost_tokens=tokens,
+            cost_dominant=self._costs.cost(episodes_s=seconds, box_s=box_s, num_tokens=tokens),
             score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
             level=self._curriculum.level(group.domain),
             rehearsed=choice.visit > 0,
@@ -121,6 +128,10 @@ class Intake:
         """A judged group was trained, or dropped with 0 tokens."""
         self._scheduler.settle(parse_group_id(name).domain, trained_tokens)
         self._choices.pop(name)
+
+    def trained(self, num_tokens: int, seconds: float) -> None:
+        """A batch took the trainer so long."""
+        self._costs.trained(num_tokens, seconds)
 
     def texts(self) -> dict[str, str]:
         """Which items are chosen in each domain, and why."""
@@ -165,7 +176,9 @@ class Intake:
             pick = self._scheduler.next(self._flow.blocked() if self._flow is not None else ())
             if pick is None:
                 return None
-            choice = self._curriculum.choose(pick.domain)
+            # What an environment says about tiers is its own code.
+            with boundary(FailureKind.ENVIRONMENT, f"envs.{pick.domain}.tier"):
+                choice = self._curriculum.choose(pick.domain)
             name = group_id(pick.domain, choice.item, choice.visit)
             self._choices[name] = choice
             if not self._defers(name, pick.domain, step):

@@ -319,6 +319,8 @@ class Loop:
         parts, step = self._parts, self._finished_steps + 1
         batch = make_batch(groups, parts.scale, self._config.normaliser)
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
+        if metrics is not None:
+            parts.intake.trained(metrics.num_stored_tokens, metrics.seconds)
         for group in groups:
             parts.health.trained(group)
             parts.intake.ended(group.group_id, float(trained_tokens(group)))

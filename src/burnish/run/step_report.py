@@ -127,6 +127,10 @@ class StepReporter:
         """Long groups that waited for each other start."""
         self._directory.events.emit(EventKind.ROUND_STARTED, self._step, num_groups=num_groups)
 
+    def hedged(self, call: str, after_s: float) -> None:
+        """A second box was asked for."""
+        self._directory.events.emit(EventKind.BOX_HEDGED, self._step, call=call, after_s=after_s)
+
     def cases(self, step: int, cases: Sequence[BadCase]) -> None:
         """Items that failed by their own fault, for whoever mends them."""
         for case in cases:

@@ -23,7 +23,6 @@ import numpy as np
 
 from burnish.schedule.explanation import explanation
 from burnish.schedule.picks import (
-    CostUnit,
     DomainRow,
     DomainScheduleConfig,
     DomainShare,
@@ -127,6 +126,7 @@ class DomainScheduler:
         step: int,
         cost_s: float | None = None,
         cost_tokens: float | None = None,
+        cost_dominant: float | None = None,
         score_std: float | None = None,
         level: float | None = None,
         rehearsed: bool = False,
@@ -141,19 +141,17 @@ class DomainScheduler:
             step: training step at which it is observed; shares move when it changes.
             cost_s: accelerator-seconds of the whole group.
             cost_tokens: tokens computed for the whole group.
+            cost_dominant: seconds of the resource that the group used the greatest part of.
             score_std: population standard deviation of scores inside the group; by default that
                 of pass/fail. Zero means that the group carries no gradient.
             level: pass rate over the whole domain now, where items are chosen by how they go; by
                 default that of the group stands for it.
             rehearsed: the item was chosen because it passes; it tells nothing but what it cost.
         """
-        cost = cost_s if self._config.cost_unit is CostUnit.SECONDS else cost_tokens
-        assert cost is not None, f"cost in {self._config.cost_unit} is required"
+        cost = self._config.cost_unit.of(seconds=cost_s, dominant=cost_dominant, tokens=cost_tokens)
         assert num_rollouts >= 0
         assert 0.0 <= pass_rate <= 1.0
-        assert math.isfinite(cost)
         assert math.isfinite(mean_score)
-        assert cost >= 0.0
         std = math.sqrt(pass_rate * (1.0 - pass_rate)) if score_std is None else score_std
         # The spread of a fair coin, 0.5, is the most that scores in [0, 1] can have.
         spread = min(2.0 * std, 1.0)

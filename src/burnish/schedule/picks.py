@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 from pydantic import Field
@@ -17,8 +18,19 @@ class CostUnit(StrEnum):
 
     SECONDS = "seconds"
     """Accelerator-seconds: what really limits the run, but not reproducible."""
+    DOMINANT = "dominant"
+    """Seconds of engine, boxes or trainer, whichever a group takes the greatest part of: domains
+    are fair to each other by what each uses most. Not reproducible."""
     TOKENS = "tokens"
     """Computed tokens: the same in every run with the same seed; deterministic mode needs it."""
+
+    def of(self, **costs: float | None) -> float:
+        """The one of `costs`, by unit, that counts."""
+        cost = costs[self.value]
+        assert cost is not None, f"cost in {self.value} is required"
+        assert math.isfinite(cost)
+        assert cost >= 0.0
+        return cost
 
 
 class PickReason(StrEnum):
@@ -122,7 +134,7 @@ class DomainScheduleConfig(Config):
     warmup_picks: int = Field(default=2, ge=0)
     """Groups that each domain gets before values count."""
     cost_unit: CostUnit = CostUnit.TOKENS
-    """Which of the two reported costs counts."""
+    """Which of the reported costs counts."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which items within a domain."""
     domains: dict[str, DomainShare] = Field(default_factory=dict)

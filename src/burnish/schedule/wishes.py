@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from burnish.core.errors import UserError
-from burnish.schedule.picks import DomainScheduleConfig, DomainShare
+from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare
 from burnish.schedule.values.columns import Floats
 
 NO_WISH = DomainShare()
@@ -55,6 +55,19 @@ def check_schedule(domains: Sequence[str], config: DomainScheduleConfig) -> None
             fix=f"use one of {', '.join(sorted(domains))}.",
         )
     check_wishes({n: config.domains.get(n, NO_WISH) for n in domains}, config.floor)
+
+
+def check_reproducible(config: DomainScheduleConfig) -> None:
+    """Refuse what makes the wall clock decide; for runs that promise equal bits.
+
+    Raises:
+        UserError: costs are counted in seconds.
+    """
+    if config.cost_unit is not CostUnit.TOKENS:
+        raise UserError(
+            f'schedule.cost_unit = "{config.cost_unit}" depends on the wall clock.',
+            fix='set schedule.cost_unit = "tokens", or run.deterministic = false.',
+        )
 
 
 def check_wishes(wishes: Mapping[str, DomainShare], floor: float) -> None:

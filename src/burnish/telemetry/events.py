@@ -61,6 +61,8 @@ class EventKind(StrEnum):
     """How the budget is divided; `data` says for every domain why."""
     ROUND_STARTED = "round_started"
     """Groups expected to be long start together; `data` has how many."""
+    BOX_HEDGED = "box_hedged"
+    """A box took unusually long, so another one was asked for; `data` has which and after what."""
     FAILURE = "failure"
     """A classified failure."""
     EVALUATION_STARTED = "evaluation_started"

@@ -18,8 +18,10 @@ size_ratio = 2.0
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_run_chooses_tiers_rehearses_and_sizes_its_groups(recipe, burnish_run, deterministic):
     path = recipe("letters", deterministic=deterministic, more=MORE)
+    clocked = ("--set", "schedule.cost_unit=dominant", "--set", "flow.round_max_wait=2")
     result = burnish_run.result(
         path,
+        *(() if deterministic else clocked),
         *("--set", "run.steps=8", "--set", "train.lr=1e-9", "--set", "rollout.groups_per_step=6"),
         *("--set", "evaluate.tasks_per_domain=0"),
     )

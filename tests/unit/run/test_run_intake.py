@@ -3,6 +3,7 @@ import json
 import pytest
 
 from burnish.core.clock import ManualClock
+from burnish.core.errors import ClassifiedFailure
 from burnish.core.group_id import group_id, parse_group_id
 from burnish.core.records import Failure, Task
 from burnish.core.vocabulary import FailureKind
@@ -14,6 +15,7 @@ from burnish.schedule.curriculum.config import CurriculumConfig
 from burnish.schedule.curriculum.curriculum import Curriculum
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.flow.load import LoadConfig
+from burnish.schedule.flow.resources import GroupCosts
 from burnish.schedule.flow.rounds import LongTail
 from burnish.schedule.picks import DomainScheduleConfig
 
@@ -47,7 +49,8 @@ def intake(flow=None, rounds=None, names=("a", "b"), **config):
     curriculum = Curriculum(
         CurriculumConfig(**config), group_size=4, window=4, seed=0, first_item=0
     )
-    return Intake(environments, scheduler, curriculum, flow, rounds), scheduler
+    costs = GroupCosts(num_slots=8, num_boxes=2)
+    return Intake(environments, scheduler, curriculum, flow, rounds, costs), scheduler
 
 
 @pytest.mark.parametrize("visit", [0, 3])
@@ -128,3 +131,17 @@ def test_what_is_in_flight_or_waits_survives_a_checkpoint():
     without.load(state)
     waiting = [name for name, _ in state["rounds"]] + state["ready"]
     assert sorted(without.next(99).group_id for _ in waiting) == sorted(waiting)
+
+
+def test_a_tier_that_is_not_there_is_the_environments_failure():
+    class Wrong(Plain):
+        num_tiers = 2
+
+        def tier(self, task):
+            return 2
+
+    curriculum = Curriculum(CurriculumConfig(), group_size=4, window=4, seed=0, first_item=0)
+    scheduler = DomainScheduler(("a",), DomainScheduleConfig())
+    taken = Intake({"a": Wrong("a")}, scheduler, curriculum, None, None, GroupCosts(8, 2))
+    with pytest.raises(ClassifiedFailure, match="tier 2 of 2"):
+        taken.next(0)

@@ -5,11 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.flow.durations import Durations, Sketch
 from burnish.schedule.flow.load import EngineLoad, LoadConfig, LoadControl
 from burnish.schedule.flow.order import Lengths, Waiting, rank
-from burnish.schedule.flow.resources import DominantShares, Profiles, Resources
+from burnish.schedule.flow.resources import GroupCosts
 from burnish.schedule.flow.rounds import LongTail
+from burnish.schedule.picks import CostUnit, DomainScheduleConfig
+from burnish.schedule.values.names import PolicyName
 
 POSITIVE = st.floats(1e-3, 1e6)
 
@@ -132,51 +135,34 @@ def test_siblings_tell_more_than_the_domain():
     assert lengths.predict("d", "d/1") < 900
 
 
-AMOUNTS = st.builds(
-    Resources,
-    *(st.floats(0.0, 5.0) for _ in range(2)),
-    st.just(0.0),
-    st.just(0.0),
-    st.floats(0.1, 5),
-)
-CAPACITY = Resources(100.0, 100.0, 0.0, 0.0, 100.0)
+@given(st.lists(st.tuples(st.floats(0.5, 5.0), st.floats(0.0, 2.0)), min_size=2, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_dominant_costs_equalise_dominant_shares_within_a_few_groups(demands):
+    names = [f"d{n}" for n in range(len(demands))]
+    config = DomainScheduleConfig(
+        policy=PolicyName.EQUAL_COST, cost_unit=CostUnit.DOMINANT, warmup_picks=1
+    )
+    scheduler, costs = DomainScheduler(names, config), GroupCosts(num_slots=4, num_boxes=1)
+    used = dict.fromkeys(names, 0.0)
+    for step in range(200):
+        domain = scheduler.next().domain
+        engine_s, box_s = demands[names.index(domain)]
+        cost = costs.cost(episodes_s=engine_s + box_s, box_s=box_s, num_tokens=9.0)
+        used[domain] += cost
+        scheduler.observe(
+            domain, pass_rate=0.5, mean_score=0.5, num_rollouts=4, step=step, cost_dominant=cost
+        )
+    # No domain would swap: nobody is ahead of another by more than two groups of the dearest.
+    dearest = max(max(engine / 4, box) for engine, box in demands)
+    assert max(used.values()) - min(used.values()) <= 2 * dearest + 1e-9
 
 
-@given(st.dictionaries(st.sampled_from("abcd"), AMOUNTS, min_size=2))
-@settings(max_examples=60)
-def test_progressive_filling_equalises_dominant_shares_within_one_group(demands):
-    shares = DominantShares(CAPACITY)
-    while True:
-        poorest = shares.poorest(sorted(demands), {})
-        if not shares.fits(demands[poorest]):
-            break
-        shares.take(poorest, demands[poorest])
-    one = {d: max(a.shares_of(CAPACITY)) for d, a in demands.items()}
-    low = min(shares.share(d) for d in demands)
-    for domain in demands:
-        # Sharing incentive and envy-freeness follow: nobody is ahead by more than its own group.
-        assert shares.share(domain) <= low + one[domain] + 1e-9
-
-
-def test_what_was_taken_can_be_given_back_and_nothing_is_left():
-    shares = DominantShares(CAPACITY)
-    amount = Resources(decode_s=10.0, train_tokens=3.0)
-    shares.take("d", amount)
-    assert shares.share("d") == pytest.approx(0.1)
-    shares.give_back("d", amount)
-    assert shares.share("d") == 0.0
-    assert not shares.fits(Resources(judge_tokens=1.0))
-
-
-def test_a_domain_never_seen_is_expected_to_be_like_the_others():
-    profiles = Profiles()
-    assert profiles.expect("x") == Resources()
-    profiles.observe("a", Resources(decode_s=2.0))
-    profiles.observe("b", Resources(decode_s=4.0))
-    assert profiles.expect("x").decode_s == pytest.approx(3.0)
-    again = Profiles()
-    again.load(json.loads(json.dumps(profiles.state())))
-    assert again.expect("b") == profiles.expect("b")
+def test_a_group_costs_what_it_takes_of_its_scarcest_resource():
+    costs = GroupCosts(num_slots=10, num_boxes=2)
+    assert costs.cost(episodes_s=10.0, box_s=0.0, num_tokens=100) == pytest.approx(1.0)
+    assert costs.cost(episodes_s=10.0, box_s=9.0, num_tokens=100) == pytest.approx(4.5)
+    costs.trained(100, 7.0)
+    assert costs.cost(episodes_s=10.0, box_s=9.0, num_tokens=100) == pytest.approx(7.0)
 
 
 @given(st.lists(st.floats(0.0, 20.0), max_size=60), st.integers(1, 5))

@@ -21,11 +21,9 @@ from burnish.schedule.breakers.panel import Breakers
 from burnish.schedule.breakers.retries import RetryBudget, RetryConfig
 from burnish.schedule.flow.load import LoadConfig, LoadControl
 from burnish.schedule.flow.order import Lengths, Waiting, rank
-from burnish.schedule.flow.resources import DominantShares, Resources
 
 # A group with no more than this part of its samples to go is let finish when its breaker opens.
 _KEPT_LEFT = 0.75
-_ONE_GROUP = Resources(decode_s=1.0)
 
 
 class Flow:
@@ -49,7 +47,7 @@ class Flow:
         self._with_breakers = with_breakers
         self._breakers: Breakers | None = None
         # Equal groups for every domain, as the baselines give them: what is compared is the flow.
-        self._shares = DominantShares(_ONE_GROUP)
+        self._num_groups: dict[str, int] = {}
         self._shelf: dict[str, SimGroup] = {}
         self._waiting: dict[int, Waiting] = {}
         self._attempts: dict[str, int] = {}
@@ -60,15 +58,15 @@ class Flow:
 
     def fill(self, sim: Simulator) -> None:
         """As many groups as the engines have room for and the lag allows."""
-        breakers, shares = self._parts(sim)
+        breakers = self._panel(sim)
         room = self._load.room(sim.load(), sim.num_coming, sim.clock.now_s())
         while 2 * room >= sim.group_size and self._ledger.may_dispatch():
             blocked = breakers.blocked() if self._with_breakers else frozenset()
             eligible = [d.name for d in sim.workload.domains if d.name not in blocked]
             if not eligible:
                 return
-            name = shares.poorest(eligible, {})
-            shares.take(name, _ONE_GROUP)
+            name = min(eligible, key=lambda d: self._num_groups.get(d, 0))
+            self._num_groups[name] = self._num_groups.get(name, 0) + 1
             group_id = f"{name}/{sim.num_groups}"
             breakers.dispatched(group_id, name)
             self._ledger.dispatched(group_id)
@@ -87,7 +85,7 @@ class Flow:
 
     def failed(self, sim: Simulator, episode: SimEpisode) -> bool:
         """To the breakers; what they open is cancelled on the spot."""
-        breakers, _ = self._parts(sim)
+        breakers = self._panel(sim)
         domain = episode.group.domain
         self._note(sim, domain.name)
         self.num_failed[domain.name] = self.num_failed.get(domain.name, 0) + 1
@@ -114,7 +112,7 @@ class Flow:
 
     def judged(self, sim: Simulator, episode: SimEpisode) -> None:
         """Lengths and breakers learn."""
-        breakers, _ = self._parts(sim)
+        breakers = self._panel(sim)
         group = episode.group
         self._attempts[group.domain.name] = self._attempts.get(group.domain.name, 0) + 1
         self._lengths.finished(group.domain.name, group.group_id, episode.tokens)
@@ -122,7 +120,7 @@ class Flow:
 
     def ended(self, sim: Simulator, group: SimGroup, *, trainable: bool) -> None:
         """Into the ledger."""
-        breakers, _ = self._parts(sim)
+        breakers = self._panel(sim)
         clean = trainable and group.num_failed <= sim.group_size // 2
         breakers.group_done(group.group_id, clean=clean)
         self._lengths.forget(group.group_id)
@@ -147,10 +145,10 @@ class Flow:
         """A version is out."""
         self._ledger.published(sim.version)
 
-    def _parts(self, sim: Simulator) -> tuple[Breakers, DominantShares]:
+    def _panel(self, sim: Simulator) -> Breakers:
         if self._breakers is None:
             self._breakers = Breakers(BreakerConfig(), sim.clock)
-        return self._breakers, self._shares
+        return self._breakers
 
     def _claim(self, episode: SimEpisode) -> Waiting:
         domain, group_id = episode.group.domain.name, episode.group.group_id

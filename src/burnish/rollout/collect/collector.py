@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from burnish.core.boxes import SandboxPool
 from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.group_id import group_id
@@ -47,6 +48,10 @@ class Watch(Protocol):
 
     def asks(self, task: Task, group_id: str, turn: int) -> int:
         """A turn is about to ask the engine: its priority, higher first."""
+        ...
+
+    def sandboxes(self, pool: SandboxPool, group_id: str) -> SandboxPool:
+        """The pool that an episode of this group gets instead of `pool`."""
         ...
 
     def attempt(self, task: Task, group_id: str, failure: Failure | None, attempts: int) -> bool:
@@ -166,7 +171,7 @@ class Collector:
                     engine=self._engine,
                     renderer=self._renderer,
                     environment=environment,
-                    context=self._context(plan.seed),
+                    context=self._context_of(plan),
                     priority=self._priority(plan),
                 )
             except ClassifiedFailure as error:
@@ -181,6 +186,12 @@ class Collector:
             elapsed_s = 0.0 if self._presence is not None else self._clock.now_s() - start_s
             return msgspec.structs.replace(rollout, duration_s=elapsed_s)
         raise AssertionError("the last attempt returns")
+
+    def _context_of(self, plan: EpisodePlan) -> EpisodeContext:
+        context = self._context(plan.seed)
+        if self.watch is None:
+            return context
+        return context._replace(sandboxes=self.watch.sandboxes(context.sandboxes, plan.group_id))
 
     def _tries_again(self, plan: EpisodePlan, failure: Failure, attempts: int) -> bool:
         may = failure.kind in RETRIED and attempts < self._max_attempts

@@ -26,7 +26,11 @@ class Items:
         self._kept: list[deque[int]] = [deque() for _ in range(num_tiers)]
 
     def take(self, tier: int) -> tuple[int, int]:
-        """An unused item of `tier`, or the next one there is after a long search; and its tier."""
+        """An unused item of `tier`, or the nearest there is after a long search; and its tier.
+
+        Raises:
+            ValueError: the environment names a tier that it does not have.
+        """
         if self._kept[tier]:
             return self._kept[tier].popleft(), tier
         if len(self._kept) == 1:
@@ -35,7 +39,8 @@ class Items:
         for _ in range(_LOOK_AHEAD):
             item, self._next = self._next, self._next + 1
             found = self._tier_of(item)
-            assert 0 <= found < len(self._kept), f"item {item} is of tier {found}"
+            if not 0 <= found < len(self._kept):
+                raise ValueError(f"item {item} is of tier {found} of {len(self._kept)}")
             if found == tier:
                 return item, found
             if len(self._kept[found]) < _MOST_KEPT:
