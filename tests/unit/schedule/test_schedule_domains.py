@@ -145,7 +145,7 @@ def test_shares_always_sum_to_one_and_stay_within_their_bounds(costs, scale):
     assert math.isclose(sum(shares.values()), 1.0, rel_tol=1e-9)
     assert shares[NAMES[0]] >= 0.3 - 1e-9
     assert shares[NAMES[1]] <= 0.6 + 1e-9
-    assert min(shares.values()) >= 0.15 / n - 1e-9
+    assert min(shares.values()) >= DomainScheduleConfig().floor / n - 1e-9
 
 
 def test_saturated_and_hopeless_domains_fall_to_the_floor_and_no_lower():

@@ -87,13 +87,18 @@ class SlopeTable:
         self.rows.load(state)
 
 
-def shrink(slopes: Slopes) -> Slopes:
+def shrink(slopes: Slopes, shape_D: Floats | None = None) -> Slopes:
     """Posterior slopes under a normal prior fitted to all of them (empirical Bayes).
+
+    The prior is the same for all, or goes with `shape_D` where that is given (mean 1).
 
     A domain without data is taken to be average rather than worthless. The prior mean is the mean
     of the non-negative parts, weighted as in a random-effects model (DerSimonian and Laird 1986):
     however well one domain is measured, it is only one domain.
     """
+    if shape_D is not None:
+        alike = shrink(Slopes(slopes.mean_D / shape_D, slopes.sd_D / shape_D))
+        return Slopes(alike.mean_D * shape_D, alike.sd_D * shape_D)
     between = (_PRIOR_SPREAD * PRIOR_SLOPE) ** 2
     weights = 1.0 / (slopes.sd_D**2 + between)
     known = float((weights * np.maximum(slopes.mean_D, 0.0)).sum())
