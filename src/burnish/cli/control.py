@@ -119,6 +119,7 @@ def share(
     weight: float | None = None,
     min_share: float | None = None,
     max_share: float | None = None,
+    false_pass: float | None = None,
     as_json: Json = False,
 ) -> None:
     """Change a domain's priority or bounds.
@@ -129,11 +130,13 @@ def share(
         weight: priority; 1 is the default.
         min_share: least share of the budget.
         max_share: greatest share of the budget.
+        false_pass: part of its passes that an audit found to be undeserved; its value falls by it.
         as_json: the answer as JSON.
     """
     from burnish.run.control.messages import Verb
 
     shares = {"weight": weight, "min_share": min_share, "max_share": max_share}
+    shares["false_pass"] = false_pass
     _do(run, Verb.SHARE, domain, as_json=as_json, **shares)
 
 

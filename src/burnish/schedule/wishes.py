@@ -10,6 +10,7 @@ import numpy as np
 from burnish.core.errors import UserError
 from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare
 from burnish.schedule.values.columns import Floats
+from burnish.schedule.values.names import PolicyName
 
 NO_WISH = DomainShare()
 
@@ -57,13 +58,19 @@ def check_schedule(domains: Sequence[str], config: DomainScheduleConfig) -> None
     check_wishes({n: config.domains.get(n, NO_WISH) for n in domains}, config.floor)
 
 
-def check_reproducible(config: DomainScheduleConfig) -> None:
-    """Refuse what makes the wall clock decide; for runs that promise equal bits.
+def check_live(config: DomainScheduleConfig, *, deterministic: bool) -> None:
+    """Refuse what a run cannot do, though a simulation can.
 
     Raises:
-        UserError: costs are counted in seconds.
+        UserError: the rule needs what no run measures, or costs of a run that promises equal bits
+            depend on the wall clock.
     """
-    if config.cost_unit is not CostUnit.TOKENS:
+    if config.policy is PolicyName.TAC:
+        raise UserError(
+            'schedule.policy = "tac" needs the alignment of gradients, which runs do not measure.',
+            fix='use schedule.policy = "value"; `burnish simulate` compares both.',
+        )
+    if deterministic and config.cost_unit is not CostUnit.TOKENS:
         raise UserError(
             f'schedule.cost_unit = "{config.cost_unit}" depends on the wall clock.',
             fix='set schedule.cost_unit = "tokens", or run.deterministic = false.',

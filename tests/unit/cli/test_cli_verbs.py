@@ -98,7 +98,7 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "simulate": ["--json", "--plot", "--policy", "--seeds", "--tier"],
         **{f"control {verb}": ["--json"] for verb in CONTROL},
         "control add": ["--environment", "--json", "--max-share", "--min-share", "--weight"],
-        "control share": ["--json", "--max-share", "--min-share", "--weight"],
+        "control share": ["--false-pass", "--json", "--max-share", "--min-share", "--weight"],
         **{f"jobs {verb}": ["--directory", "--json"] for verb in ("list", "cancel", "stop")},
         "jobs serve": ["--directory", "--json", "--quota", "--units"],
         "jobs submit": ["--directory", "--json", "--priority", "--set", "--tenant", "--units"],

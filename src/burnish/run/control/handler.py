@@ -114,6 +114,8 @@ class ControlHandler:
         self._expect(name)
         before = DomainShare(**self._parts.scheduler.state()["shares"][name])
         self._parts.scheduler.declare(name, _share(before, request))
+        if request.false_pass is not None:
+            self._parts.scheduler.audited(name, request.false_pass)
 
     def _expect(self, name: str) -> None:
         if name not in self._domains():

@@ -57,6 +57,8 @@ class Request(Record, frozen=True, kw_only=True):
     """For add and share: least part of the budget."""
     max_share: Share | None = None
     """For add and share: greatest part of the budget."""
+    false_pass: Share | None = None
+    """For share: part of its passes that an audit found to be undeserved."""
 
 
 class Answer(Record, frozen=True, kw_only=True):

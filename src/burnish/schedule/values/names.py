@@ -31,4 +31,4 @@ class PolicyName(StrEnum):
     MT_GRPO = "mt_grpo"
     """Low and stagnant domains rise (arXiv 2602.05547)."""
     TAC = "tac"
-    """|advantage| times gradient alignment (arXiv 2606.25178)."""
+    """|advantage| times gradient alignment (arXiv 2606.25178); in simulations only."""
