@@ -40,7 +40,9 @@ def engine(
     from burnish.run.config import RunConfig
 
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise UserError(f"--plot {plot}: only SVG is drawn.", fix=f"--plot {plot.stem}.svg")
+        raise UserError(
+            f"--plot {plot}: only SVG is drawn.", fix=f"--plot {plot.with_suffix('.svg')}"
+        )
     config = load_config(RunConfig, list(configs), set_ or []).value
     figures = asyncio.run(_measure(config, quick))
     if plot is not None:

@@ -149,6 +149,26 @@ def lora_from(
     )
 
 
+def refuse_unfit(lora: Lora, config: ModelConfig) -> None:
+    """Refuse an adapter that was not made for this model, or is not finite.
+
+    Raises:
+        UserError: naming the first matrix that does not fit.
+    """
+    pieces = _pieces(config)
+    outputs, inputs = _sizes(pieces), {piece.own: piece.inputs for piece in pieces.values()}
+    if len(lora.layers) != config.num_layers:
+        raise _refused(f"it has {len(lora.layers)} layers, the model {config.num_layers}")
+    for number, layer in enumerate(lora.layers):
+        for own, (down_RI, up_OR) in layer.items():
+            if own not in outputs:
+                raise _refused(f"layer {number} has no matrix {own}")
+            if not down_RI.dim() or not len(down_RI):
+                raise _refused(f"{own} of layer {number} has rank 0")
+            _check(f"{own} of layer {number}", down_RI, (len(down_RI), inputs[own]))
+            _check(f"{own} of layer {number}", up_OR, (outputs[own], len(down_RI)))
+
+
 def merged(state: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
     """The weights with the adapter added: what a model without adapters computes the same with."""
     result = dict(state)

@@ -157,6 +157,8 @@ def test_the_part_of_a_draft_that_fits_is_counted(
         (Grammar(kind=GrammarKind.JSON_SCHEMA, text="[" * 100_000), "json_schema"),
         (Grammar(kind=GrammarKind.REGEX, text="("), "regex"),
         (Grammar(kind=GrammarKind.REGEX, text="(?=a)b"), "regex"),
+        (Grammar(kind=GrammarKind.REGEX, text="[^\\s\\S]"), "regex"),
+        (Grammar(kind=GrammarKind.JSON_SCHEMA, text='{"$ref": "#"}'), "json_schema"),
         (Grammar(kind=GrammarKind.LARK, text="start: missing"), "lark"),
         (Grammar(kind=GrammarKind.LARK, text=""), "lark"),
     ],

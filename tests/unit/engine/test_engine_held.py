@@ -192,3 +192,59 @@ def test_bad_grammars_and_engines_without_a_tokenizer_refuse(
         core_for(decoder, None).add(request_for("a", [1], grammar=schema))
     with pytest.raises(UserError, match="cannot be used"):
         core_for(decoder, compiler).add(request_for("a", [1], grammar=regex("(")))
+
+
+def test_a_guess_may_complete_a_text_that_no_stop_token_follows(
+    decoder: Decoder, compiler: GrammarCompiler, request_for: Ask
+) -> None:
+    """Behind it nothing is allowed at all: that is an end, not a failure."""
+    request = request_for("a", list(b"abcdefgh" * 3), max_tokens=24, grammar=regex("abcdefgh"))
+    plain = run(core_for(decoder, compiler), request)["a"]
+    core = core_for(decoder, compiler, Speculation.LOOKUP)
+    found = run(core, request)["a"]
+    assert core.counters.accepted_tokens > 0
+    assert isinstance(found, Generation)
+    assert (text_of(found), found.stop_reason) == ("abcdefgh", StopReason.STOP)
+    assert found.token_ids == plain.token_ids
+
+
+def test_a_text_that_the_model_has_no_token_for_fails_alone(
+    decoder: Decoder, compiler: GrammarCompiler, request_for: Ask
+) -> None:
+    """Byte 0 is what the library takes for the end of this tokenizer: it is never sampled."""
+    core = core_for(decoder, compiler)
+    found = run(
+        core,
+        request_for("a", [1], max_tokens=9, grammar=regex("a\x00b")),
+        request_for("b", [2], max_tokens=9),
+    )
+    assert isinstance(found["a"], Failure)
+    assert found["a"].kind is FailureKind.POLICY
+    assert "no token of the model" in found["a"].message
+    assert len(found["b"].token_ids) == 9
+    assert core.free_pages == core.limits.num_pages
+
+
+def test_a_grammar_of_the_empty_text_needs_a_stop_token(
+    decoder: Decoder, compiler: GrammarCompiler, request_for: Ask
+) -> None:
+    core = core_for(decoder, compiler)
+    empty = {"max_tokens": 9, "grammar": regex("")}
+    with pytest.raises(UserError, match="only the empty text"):
+        core.add(request_for("a", [1], **empty))
+    found = run(core, request_for("b", [1], stop_token_ids=(STOP,), **empty))["b"]
+    assert found.token_ids == (STOP,)
+
+
+@pytest.mark.parametrize("unknown", [10**6, -7])
+def test_a_stop_token_that_the_model_lacks_changes_nothing_under_a_grammar(
+    unknown: int, decoder: Decoder, compiler: GrammarCompiler, request_for: Ask
+) -> None:
+    params = {"max_tokens": 9, "grammar": regex("a{1,3}b"), "seed": 3}
+    found = run(
+        core_for(decoder, compiler),
+        request_for("a", [1], stop_token_ids=(unknown,), **params),
+        request_for("b", [1], **params),
+    )
+    assert found["a"].token_ids == found["b"].token_ids
+    assert found["a"].stop_reason is found["b"].stop_reason is StopReason.STOP

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from burnish.core.vocabulary import InFlight, StopReason
 from burnish.model.lora import LayerDeltas
 from burnish.rollout.engine.adapters import AdapterSet, ServedAdapter
+from burnish.rollout.engine.argument_types import member
 from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
@@ -43,6 +44,7 @@ class Adapters:
         Raises:
             UserError: if the name is empty, or the version not newer than its last.
         """
+        inflight = member(InFlight, inflight)
         old = self._known.get(name) if name in self.names else None
         new = self._known.put(name, layers, version)
         affected = self._users(name)
@@ -54,17 +56,19 @@ class Adapters:
         return [*ended]
 
     def remove(self, name: str) -> Ended:
-        """Forget an adapter; returns the requests that this ended.
+        """Forget an adapter and its pins; returns the requests that this ended.
 
         Raises:
             UserError: if it is not known.
         """
-        self._known.get(name)
+        gone = self._known.get(name)
         self._known.remove(name)
         ended: Ended = []
         for sequence in self._users(name):
             self._scheduler.remove(sequence)
             ended.append((sequence, sequence.result(StopReason.ABORTED)))
+        if gone is not None:
+            self._scheduler.memory.unpin_all(gone.key)
         return ended
 
     def _users(self, adapter: str) -> list[Sequence]:

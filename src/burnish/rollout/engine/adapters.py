@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from burnish.core.errors import UserError
 from burnish.model.lora import LayerDeltas
+from burnish.rollout.engine.argument_types import check_one, check_version
 
 
 class ServedAdapter(NamedTuple):
@@ -59,8 +60,10 @@ class AdapterSet:
         """Add an adapter, or replace one by newer weights.
 
         Raises:
-            UserError: if the name is empty, or the version not newer.
+            UserError: if the name is no text or empty, or the version not newer.
         """
+        check_one("an adapter's name", name, (str,))
+        check_version(version)
         old = self._by_name.get(name)
         if not name:
             raise UserError("the adapter's name is empty.", fix="name it.")

@@ -24,11 +24,13 @@ from burnish.model.lora import LayerDeltas, Lora
 from burnish.rollout.engine import score as scoring
 from burnish.rollout.engine.adapter_service import Adapters
 from burnish.rollout.engine.adapters import AdapterSet
+from burnish.rollout.engine.argument_types import check_version, member
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
+from burnish.rollout.engine.placement import find_device
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import seed_key
@@ -41,7 +43,7 @@ from burnish.rollout.engine.stops import Decode, StopText
 from burnish.rollout.engine.tier.cache import TieredCache
 from burnish.rollout.engine.tier.limits import TierStats
 from burnish.rollout.engine.tier.opening import open_engine_cache
-from burnish.rollout.engine.validation import Bounds, validate
+from burnish.rollout.engine.validation import Bounds, check_ids, validate
 from burnish.rollout.engine.weights import Prepared, ServedModel
 
 
@@ -79,6 +81,7 @@ class EngineCore:
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
+        self._device = find_device(self.limits.device)
         self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
@@ -87,6 +90,7 @@ class EngineCore:
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
+        self._past_tier = TierStats()
         if isinstance(self._cache, TieredCache):
             self._bounds = self._bounds._replace(attended_pages=self._cache.num_frames // 2)
         flops = 2.0 * sum(tensor.numel() for tensor in state.values())
@@ -94,7 +98,7 @@ class EngineCore:
         self._scheduler = Scheduler(memory, self.limits)
         self.adapters = Adapters(known, self._scheduler)
         """Those that requests can name."""
-        target = Served(config, dtype, version, self.limits.exact)
+        target = Served(config, dtype, version, self.limits.exact, self._device)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )
@@ -175,12 +179,13 @@ class EngineCore:
         """
         self.validate(request)
         params, stop_text, grammar = request.params, None, None
+        stops = self._bounds.stops(params)
         if params.stop:
             assert self._decode is not None
             stop_text = StopText(params.stop, self._decode)
         if params.grammar is not None:
             assert self._grammars is not None
-            grammar = self._grammars.compile(params.grammar, params.stop_token_ids)
+            grammar = self._grammars.compile(params.grammar, stops)
         sequence = Sequence(
             request,
             self._bounds.max_length(request),
@@ -189,6 +194,7 @@ class EngineCore:
             grammar,
             self.adapters.get(request.adapter),
         )
+        sequence.stops = stops
         self._scheduler.add(sequence)
         return sequence
 
@@ -211,7 +217,9 @@ class EngineCore:
             UserError: if the state cannot be served.
         """
         return Prepared(
-            ServedModel(self.config, state, self.dtype, exact=self.limits.exact),
+            ServedModel(
+                self.config, state, self.dtype, exact=self.limits.exact, device=self._device
+            ),
             digest(state, self.dtype),
         )
 
@@ -229,6 +237,8 @@ class EngineCore:
         Raises:
             UserError: if the state cannot be served; the old weights stay.
         """
+        inflight = member(InFlight, inflight)
+        check_version(version)
         if version <= self.weight_version:
             raise UserError(
                 f"weight version {version} is not newer than the served {self.weight_version}.",
@@ -268,7 +278,8 @@ class EngineCore:
         Raises:
             UserError: if the engine must compute them itself.
         """
-        assert self._cache is not None, "a sleeping engine was asked to work"
+        if self._cache is None:
+            raise UserError("the engine sleeps: it has no cache to fill.", fix="wake it first.")
         return adopt(self._cache, self._scheduler.memory, tokens, layers, self.limits)
 
     def forget_prefixes(self) -> None:
@@ -285,7 +296,11 @@ class EngineCore:
         """Keep a prefix in the cache once it is computed, over weight updates too.
 
         Pins give way only where a request could not run otherwise. Returns a number for `unpin`.
+
+        Raises:
+            UserError: if it is no prefix of any request, or the adapter is not known.
         """
+        check_ids("the pinned prefix", prefix_ids, self.config.vocab_size)
         served = self.adapters.get(adapter)
         return self._scheduler.memory.pin(prefix_ids, served and served.key)
 
@@ -295,7 +310,7 @@ class EngineCore:
 
     def sleep(self, level: SleepLevel) -> None:
         """Give memory back. Requests keep their tokens and go on after `wake`."""
-        scheduler = self._scheduler
+        scheduler, level = self._scheduler, member(SleepLevel, level)
         for sequence in everyone(scheduler):
             scheduler.restart(sequence)
         if self._speculator is not None:
@@ -341,13 +356,17 @@ class EngineCore:
     def close(self) -> None:
         """Give back the cache, on disk too."""
         if self._cache is not None:
+            past = self.tier._replace(ram_bytes=0, disk_bytes=0)
             self._cache.close()
-            self._cache = None
+            self._cache, self._past_tier = None, past
 
     @property
     def tier(self) -> TierStats:
         """What lies in memory and on disk, where the cache has both."""
-        return self._cache.stats if isinstance(self._cache, TieredCache) else TierStats()
+        cache = self._cache
+        if isinstance(cache, TieredCache):
+            return cache.stats.after(self._past_tier)
+        return self._past_tier
 
     def check(self) -> None:
         """Assert that no page is lost or doubly owned."""

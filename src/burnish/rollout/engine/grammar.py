@@ -8,7 +8,9 @@ Shapes: V rows of the model's vocabulary.
 
 import json
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from itertools import takewhile
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -52,24 +54,30 @@ class GrammarCompiler:
                 fix="use a model with a byte-level BPE tokenizer.",
             ) from error
         self.vocab_size = vocab_size
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, _Compiled] = OrderedDict()
 
-    def compile(self, grammar: Grammar, stop_token_ids: tuple[int, ...]) -> "GrammarState":
+    def compile(self, grammar: Grammar, stop_token_ids: Collection[int]) -> "GrammarState":
         """The state before the first token.
 
         Raises:
-            UserError: if the grammar is malformed, matches nothing or is beyond the limits.
+            UserError: if the grammar is malformed, matches nothing or is beyond the limits, or
+                matches only the empty text and there is no stop token to end it.
         """
-        pristine = self._compiled.get(grammar)
-        if pristine is None:
-            pristine = self._parse(grammar)
-            self._compiled[grammar] = pristine
+        compiled = self._compiled.get(grammar)
+        if compiled is None:
+            compiled = self._parse(grammar)
+            self._compiled[grammar] = compiled
             while len(self._compiled) > _CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
-        ends = list(self._tokenizer.eos_tokens)
-        return GrammarState(pristine.deep_copy(), stop_token_ids, ends, self.vocab_size)
+        if compiled.is_empty and not stop_token_ids:
+            raise _refused(grammar, "only the empty text matches it, and no stop token ends that")
+        return self._start(compiled.matcher, stop_token_ids)
 
-    def _parse(self, grammar: Grammar) -> "LLMatcher":
+    def _start(self, matcher: "LLMatcher", stop_token_ids: Collection[int]) -> "GrammarState":
+        ends = list(self._tokenizer.eos_tokens)
+        return GrammarState(matcher.deep_copy(), stop_token_ids, ends, self.vocab_size)
+
+    def _parse(self, grammar: Grammar) -> "_Compiled":
         from llguidance import LLMatcher
 
         try:
@@ -85,7 +93,17 @@ class GrammarCompiler:
             raise _refused(grammar, one_line(error)) from error
         if matcher.is_error():
             raise _refused(grammar, _joined(matcher.get_error()))
-        return matcher
+        try:
+            return _Compiled(matcher, is_empty=not self._start(matcher, ()).may_go_on)
+        except GrammarLimitError as error:
+            raise _refused(grammar, f"no text matches it ({error})") from error
+
+
+class _Compiled(NamedTuple):
+    matcher: "LLMatcher"
+    """Before the first token; only copies of it move."""
+    is_empty: bool
+    """Whether nothing but the empty text matches."""
 
 
 class GrammarState:
@@ -94,7 +112,7 @@ class GrammarState:
     def __init__(
         self,
         matcher: "LLMatcher",
-        stop_token_ids: tuple[int, ...],
+        stop_token_ids: Collection[int],
         end_ids: list[int],
         vocab_size: int,
     ) -> None:
@@ -104,26 +122,29 @@ class GrammarState:
         self._vocab_size = vocab_size
 
     @property
+    def may_go_on(self) -> bool:
+        """Whether any token can follow, stop tokens aside.
+
+        Raises:
+            GrammarLimitError: if the library gives up on this text.
+        """
+        return bool(self._bits().any())
+
+    @property
     def is_complete(self) -> bool:
         """Whether the text can only end here; without stop tokens it ends by itself."""
         return self._matcher.is_stopped()
 
     def allowed_bits(self) -> NDArray[np.uint8]:
-        """Bits [V / 8], the first token lowest: which tokens may come next. At least one is set.
+        """Bits [V / 8], the first token lowest: which tokens may come next.
+
+        None is set behind a complete text without stop tokens, or where the model lacks the token.
 
         Raises:
             GrammarLimitError: if the library gives up on this text.
         """
-        if self._matcher.is_stopped():
-            self._raise_if_broken()
-            bits, may_end = np.zeros(4 * len(self._words), dtype=np.uint8), True
-        else:
-            may_end = self._matcher.is_accepting()
-            self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * len(self._words))
-            self._raise_if_broken()
-            bits = self._words.numpy().view(np.uint8).copy()
-            for token in self._end_ids:
-                bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+        may_end = self._matcher.is_stopped() or self._matcher.is_accepting()
+        bits = self._bits()
         for token in self._stops:
             bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
             bits[token >> 3] |= may_end << (token & 7)
@@ -159,7 +180,21 @@ class GrammarState:
 
     def prefix_length(self, tokens: list[int]) -> int:
         """How many of `tokens` the grammar would take from here."""
+        # The library takes its own end tokens where a text may end: nobody samples them.
+        tokens = list(takewhile(lambda token: token not in self._end_ids, tokens))
         return self._matcher.validate_tokens(tokens) if not self._matcher.is_stopped() else 0
+
+    def _bits(self) -> NDArray[np.uint8]:
+        """What the grammar allows, its own end tokens aside."""
+        if self._matcher.is_stopped():
+            self._raise_if_broken()
+            return np.zeros(4 * len(self._words), dtype=np.uint8)
+        self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * len(self._words))
+        self._raise_if_broken()
+        bits = self._words.numpy().view(np.uint8).copy()
+        for token in self._end_ids:
+            bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+        return bits
 
     def _raise_if_broken(self) -> None:
         if self._matcher.is_error():
@@ -171,7 +206,8 @@ class GrammarLimitError(Exception):
 
 
 def _joined(text: str) -> str:
-    return " ".join(text.split())[:300]
+    # The library's own state follows the reason.
+    return " ".join(text.partition("<state>")[0].split())[:300]
 
 
 def _refused(grammar: Grammar, why: str) -> UserError:

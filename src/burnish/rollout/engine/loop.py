@@ -135,10 +135,13 @@ class EngineLoop:
         for sequence, outcome in ended:
             ticket = self._active.pop(sequence)
             self._streaming.pop(ticket, None)
-            with self._wake:
-                if not ticket.is_aborted:
-                    del self._outstanding[ticket.request.request_id]
+            self._answered(ticket)
             ticket.settle(outcome)
+
+    def _answered(self, ticket: Ticket) -> None:
+        with self._wake:
+            if not ticket.is_aborted:
+                del self._outstanding[ticket.request.request_id]
 
     def _notify(self) -> None:
         with self._wake:
@@ -225,11 +228,18 @@ class EngineLoop:
 
     def _start(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            if not ticket.is_aborted:
+            if ticket.is_aborted:
+                continue
+            try:
                 ticket.sequence = self.core.add(ticket.request)
-                self._active[ticket.sequence] = ticket
-                if ticket.is_streaming:
-                    self._streaming[ticket] = None
+            except UserError as error:
+                # It could run when it was submitted: its adapter has gone since.
+                self._answered(ticket)
+                ticket.refuse(error)
+                continue
+            self._active[ticket.sequence] = ticket
+            if ticket.is_streaming:
+                self._streaming[ticket] = None
 
     def _step(self) -> None:
         start_s = self.meter.now_s()

@@ -85,7 +85,10 @@ def limit_failure(error: GrammarLimitError) -> Failure:
 
 def _walk(state: GrammarState, guesses: Seq[int]) -> list[Mask]:
     """Masks along a draft that the grammar takes; the state is as before."""
-    found = [Mask(state.allowed_bits())]
+    bits = state.allowed_bits()
+    if not bits.any():
+        raise GrammarLimitError("no token of the model can follow it")
+    found = [Mask(bits)]
     for guess in guesses:
         state.advance(guess)
         found.append(Mask(state.allowed_bits()))

@@ -289,6 +289,11 @@ class Residency:
         if pin is not None:
             self.pool.unpin(pin)
 
+    def unpin_all(self, adapter: str) -> None:
+        """Leave all pinned prefixes of an adapter to eviction."""
+        for number in [n for n, (_, owner) in self._pinned.items() if owner == adapter]:
+            self.unpin(number)
+
     def yield_pins(self) -> None:
         """Give pinned pages back until they are computed anew: a request cannot run otherwise."""
         for pin in self._pins.values():

@@ -16,6 +16,7 @@ from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.drawing import NOT_FINITE, Decision, decide
 from burnish.rollout.engine.grammar import GrammarLimitError
 from burnish.rollout.engine.masks import allowed_by, limit_failure
+from burnish.rollout.engine.placement import placed
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.score import score_sampled
 from burnish.rollout.engine.sequence import Sequence
@@ -41,7 +42,7 @@ class Stepper:
         work, speculator = self._scheduler.next_work(), self._speculator
         if not work:
             return []
-        with torch.inference_mode():
+        with torch.inference_mode(), placed(model.device):
             if speculator is None:
                 return self._compute(model, cache, batch.arranged(work), version)
             memory = self._scheduler.memory
@@ -90,7 +91,7 @@ class Stepper:
     ) -> Generation | Failure | None:
         """Give a sequence its tokens; what became of it, if that ended it."""
         sequence, draft = piece.sequence, piece.draft
-        reason, failure = None, decision.failure
+        reason = failure = None
         if sequence.adapter is not None:
             version = max(version, sequence.adapter.version)
         for place, token in enumerate(decision.tokens):
@@ -105,6 +106,9 @@ class Stepper:
                 failure = limit_failure(error)
             if reason is not None or failure is not None:
                 break
+        else:
+            # Whatever is wrong behind the token that ends a request does not concern it.
+            failure = decision.failure
         is_over = reason is not None or failure is not None
         if draft.tokens and self._speculator is not None:
             accepted = len(decision.tokens) - (decision.failure is None)

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from burnish.core.errors import ClassifiedFailure
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure, GenerateRequest, Generation, GenerationDelta
 from burnish.core.vocabulary import StopReason
 from burnish.rollout.engine.reply import Reply, Stream
@@ -55,6 +55,10 @@ class Ticket:
             self.sink.push(self._delta(outcome, outcome))
         else:
             self.sink.resolve(outcome)
+
+    def refuse(self, error: UserError) -> None:
+        """Deliver that it cannot run."""
+        self.sink.fail(error)
 
     def _delta(self, so_far: Generation, final: Generation | None) -> GenerationDelta:
         assert isinstance(self.sink, Stream)

@@ -1,5 +1,7 @@
 """Refuses requests that could never run, each with its value and its bound."""
 
+from collections.abc import Sequence
+from numbers import Integral
 from typing import NamedTuple
 
 from burnish.core.errors import UserError
@@ -7,6 +9,7 @@ from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.core.vocabulary import KvPolicyKind
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.adapters import AdapterSet
+from burnish.rollout.engine.argument_types import check_each, check_types
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 
@@ -37,6 +40,10 @@ class Bounds(NamedTuple):
         wanted = len(request.prompt_ids) + request.params.max_tokens
         return min(wanted, self.config.max_position_embeddings)
 
+    def stops(self, params: SamplingParams) -> frozenset[int]:
+        """Stop tokens that the model can sample; a tokenizer may have more tokens than it."""
+        return frozenset(t for t in params.stop_token_ids if 0 <= t < self.config.vocab_size)
+
 
 def validate(request: GenerateRequest, bounds: Bounds) -> None:
     """Refuse a request that could never run.
@@ -45,8 +52,10 @@ def validate(request: GenerateRequest, bounds: Bounds) -> None:
         UserError: naming the value and its bound.
     """
     where = f"request {request.request_id}:"
+    check_types(request)
     _check_prompt(request, bounds, where)
     _check_params(request.params, where)
+    _check_stops(request.params, bounds, where)
     _check_features(request, bounds, where)
     page_size = bounds.limits.page_size
     needed = bounds.limits.kv.most_pages(
@@ -72,6 +81,20 @@ def validate(request: GenerateRequest, bounds: Bounds) -> None:
         )
 
 
+def check_ids(what: str, ids: Sequence[int], vocabulary: int) -> None:
+    """Refuse what is not made of the model's tokens.
+
+    Raises:
+        UserError: naming the bound.
+    """
+    check_each(what, ids, Integral)
+    if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise UserError(
+            f"{what} has a token outside 0..{vocabulary - 1}.",
+            fix="encode it with the model's own tokenizer.",
+        )
+
+
 def _check_prompt(request: GenerateRequest, bounds: Bounds, where: str) -> None:
     length, context = len(request.prompt_ids), bounds.config.max_position_embeddings
     only_scores = request.params.max_tokens == 0
@@ -82,12 +105,7 @@ def _check_prompt(request: GenerateRequest, bounds: Bounds, where: str) -> None:
             f"{where} the prompt has {length} tokens, the model's context is {context}.",
             fix="shorten the prompt or drop old turns.",
         )
-    vocabulary = bounds.config.vocab_size
-    if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocabulary:
-        raise UserError(
-            f"{where} a prompt token is outside 0..{vocabulary - 1}.",
-            fix="encode the prompt with the model's own tokenizer.",
-        )
+    check_ids(f"{where} the prompt", request.prompt_ids, bounds.config.vocab_size)
     if request.params.max_tokens < 0 or (only_scores and not request.prompt_logprobs):
         raise UserError(
             f"{where} max_tokens is {request.params.max_tokens}.",
@@ -114,8 +132,21 @@ def _check_params(params: SamplingParams, where: str) -> None:
             f"{where} num_top_logprobs is {params.num_top_logprobs}.",
             fix=f"use 0..{MAX_TOP_LOGPROBS}.",
         )
+
+
+def _check_stops(params: SamplingParams, bounds: Bounds, where: str) -> None:
+    if params.min_tokens and len(bounds.stops(params)) == bounds.config.vocab_size:
+        raise UserError(
+            f"{where} min_tokens is {params.min_tokens}, but every token is a stop token.",
+            fix="set min_tokens to 0, or name fewer stop tokens.",
+        )
     if not all(params.stop):
         raise UserError(f"{where} a stop string is empty.", fix="leave it out.")
+    if params.stop and not bounds.can_decode:
+        raise UserError(
+            f"{where} it has stop strings, but the engine was given no tokenizer.",
+            fix="start the engine with `decode`, or use stop_token_ids.",
+        )
 
 
 def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> None:
@@ -124,16 +155,11 @@ def _check_features(request: GenerateRequest, bounds: Bounds, where: str) -> Non
             f"{where} priority is {request.priority}.",
             fix=f"use -{_MAX_PRIORITY}..{_MAX_PRIORITY}.",
         )
-    if request.params.stop and not bounds.can_decode:
-        raise UserError(
-            f"{where} it has stop strings, but the engine was given no tokenizer.",
-            fix="start the engine with `decode`, or use stop_token_ids.",
-        )
     if request.params.grammar is not None:
         if bounds.grammars is None:
             raise UserError(
                 f"{where} it has a grammar, but the engine was given no tokenizer for it.",
                 fix="start the engine with `grammars`, or leave the grammar out.",
             )
-        bounds.grammars.compile(request.params.grammar, request.params.stop_token_ids)
+        bounds.grammars.compile(request.params.grammar, bounds.stops(request.params))
     bounds.adapters.get(request.adapter)

@@ -193,7 +193,8 @@ class EngineWorker:
         model's if that is newer.
 
         Raises:
-            UserError: if the name is empty, or the version not newer than its last.
+            UserError: if it does not fit the model or is not finite, if the name is empty, or the
+                version not newer than its last.
         """
         with boundary(FailureKind.INFRA, "rollout.engine: packing an adapter"):
             layers = await asyncio.to_thread(self._core.adapt, lora)
@@ -206,7 +207,7 @@ class EngineWorker:
         await self._call(run)
 
     async def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; its running requests end as aborted.
+        """Forget an adapter and its pins; its running requests end as aborted.
 
         Raises:
             UserError: if it is not known.
@@ -234,8 +235,8 @@ class EngineWorker:
         """Pause and give memory back. Requests keep their tokens and go on after `wake`."""
 
         def run() -> None:
-            self._loop.is_paused = True
             self._core.sleep(level)
+            self._loop.is_paused = True
 
         await self._call(run)
 

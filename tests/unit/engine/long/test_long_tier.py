@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from burnish.core.errors import UserError
 from burnish.core.records import Failure, GenerateRequest, Generation, SamplingParams
-from burnish.core.vocabulary import KvDtype, KvPolicyKind
+from burnish.core.vocabulary import KvDtype, KvPolicyKind, SleepLevel
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.attention import lazy_zeros
 from burnish.model.kernels.library import Isa, kernels, restricted
@@ -289,3 +289,19 @@ def test_what_cannot_be_served_is_refused(
     with pytest.raises(UserError, match="attends 63 cache pages at once"):
         core.add(ask("a", prompt_of(4000), max_tokens=3))
     core.close()
+
+
+def test_counts_go_on_after_the_cache_was_given_back(make_decoder: Callable[..., Decoder]) -> None:
+    decoder = wide(make_decoder)
+    core = core_of(decoder, tier_of(decoder, 64))
+    run(core, *(ask(f"{i}", prompt_of(1500, i), max_tokens=2) for i in range(3)))
+    before = core.tier
+    core.sleep(SleepLevel.CACHE)
+    assert core.tier == before._replace(ram_bytes=0, disk_bytes=0)
+    core.wake()
+    run(core, ask("more", prompt_of(1500), max_tokens=2))
+    after = core.tier
+    core.close()
+    assert before.spilled > 0
+    assert after.spilled >= before.spilled
+    assert after.hits > before.hits

@@ -33,3 +33,11 @@ class TierStats(NamedTuple):
     """Pages read ahead."""
     prefetch_useful: int = 0
     """Of these, those wanted before they were evicted again."""
+
+    def after(self, past: "TierStats") -> "TierStats":
+        """With the counts of an earlier cache, which has given its memory back."""
+        return TierStats(
+            self.ram_bytes,
+            self.disk_bytes,
+            *(here + before for here, before in zip(self[2:], past[2:], strict=True)),
+        )
