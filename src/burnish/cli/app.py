@@ -25,6 +25,24 @@ the time limit, 125 if the box failed, 128+n for signal n, 137 for other
 limits, 2 for a mistake in the line.
 """
 
+_CONTROL = {
+    "status": "How it is doing.",
+    "pause": "Stand still.",
+    "resume": "Go on.",
+    "stop": "End with a checkpoint.",
+    "add": "Train a further domain.",
+    "remove": "Stop training a domain.",
+    "share": "Change a domain's priority or bounds.",
+}
+
+_JOBS = {
+    "serve": ("serve", "Run jobs, until stopped."),
+    "submit": ("submit", "Queue a run."),
+    "list": ("list_jobs", "What runs and waits."),
+    "cancel": ("cancel", "Give a job up."),
+    "stop": ("stop", "End the daemon; jobs go on when it is served again."),
+}
+
 
 def _default(value: object) -> str | None:
     """Of an option, in its help; that a switch is off and a text absent need not be said."""
@@ -55,6 +73,11 @@ def build_app() -> App:
     app.command(
         "burnish.cli.doctor:doctor", name="doctor", help="What this machine lacks, and the fix."
     )
+    app.command(
+        "burnish.cli.simulate:simulate",
+        name="simulate",
+        help="What a scheduling policy would do, without a machine.",
+    )
     env = App(name="env", help="List environments, or play one by hand.", **options)
     env.command("burnish.cli.env:list_envs", name="list", help="List the environments.")
     env.command("burnish.cli.play:play", name="play", help="Play an episode in the terminal.")
@@ -69,6 +92,14 @@ def build_app() -> App:
         "burnish.cli.config:explain", name="explain", help="Value, origin and meaning of a key."
     )
     app.command(config)
+    control = App(name="control", help="Look at a live run, and change it.", **options)
+    for name, text in _CONTROL.items():
+        control.command(f"burnish.cli.control:{name}", name=name, help=text)
+    app.command(control)
+    jobs = App(name="jobs", help="Several runs share this machine.", **options)
+    for name, (target, text) in _JOBS.items():
+        jobs.command(f"burnish.cli.jobs:{target}", name=name, help=text)
+    app.command(jobs)
     app.command(_sandbox(options))
     return app
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from burnish.core.engines import EngineCapabilities
 from burnish.core.records import (
@@ -83,6 +83,24 @@ class Environment(Protocol):
 
     def reference(self, task: Task) -> tuple[Message, ...]:
         """An oracle's assistant messages, one per turn, that reach the full score in order."""
+        ...
+
+
+@runtime_checkable
+class Tiered(Protocol):
+    """An environment whose items differ in difficulty in a way that it can tell.
+
+    Optional: the curriculum then chooses tiers. The order is only a guess of the environment's; how
+    hard a tier is for the policy is learned.
+    """
+
+    @property
+    def num_tiers(self) -> int:
+        """How many there are, at least 1; each must come up at least once in 64 items or so."""
+        ...
+
+    def tier(self, task: Task) -> int:
+        """0 for the easiest, below `num_tiers`. Pure, and the same in both splits."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from burnish.core.group_id import parse_group_id
 from burnish.core.records import Message, Rollout
 from burnish.observe.data import Attempt, Piece, Sample, Speech, TokenView
 from burnish.observe.token_text import TokenText
@@ -77,7 +78,7 @@ def _by_task(rollouts: Iterable[Rollout]) -> dict[tuple[str, int], Rollout]:
     """(domain, index) to its first rollout."""
     found: dict[tuple[str, int], Rollout] = {}
     for rollout in rollouts:
-        key = (rollout.domain, int(rollout.group_id.rpartition("/")[2]))
+        key = (rollout.domain, parse_group_id(rollout.group_id).item)
         found.setdefault(key, rollout)
     return found
 

@@ -58,13 +58,16 @@ class Probe(NamedTuple):
 
 
 async def tasks_well_formed(subject: Subject) -> None:
-    """Tasks name their environment, split and index, and leave room for an answer."""
+    """Tasks name their environment, split and index, leave room for an answer, have a tier."""
     for task in subject.tasks():
         right = task.domain == subject.environment.name and task.index >= 0
         if not right or not task.prompt or task.max_tokens < 1 or task.max_turns < 1:
             raise Defect("a task is malformed", seen(task, task))
         if not any(message.content.strip() for message in task.prompt):
             raise Defect("a prompt is empty", seen(task, task.prompt))
+        tier, num_tiers = subject.tier(task)
+        if not 0 <= tier < num_tiers:
+            raise Defect(f"tier {tier} of {num_tiers} tiers", seen(task, tier))
 
 
 async def task_deterministic(subject: Subject) -> None:

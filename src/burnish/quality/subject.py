@@ -10,7 +10,7 @@ from pydantic import Field
 from burnish.core.boxes import SandboxPool
 from burnish.core.config import Config
 from burnish.core.errors import boundary
-from burnish.core.protocols import Environment, EpisodeContext
+from burnish.core.protocols import Environment, EpisodeContext, Tiered
 from burnish.core.records import Message, Task, Verdict
 from burnish.core.vocabulary import FailureKind, Outcome, Split
 
@@ -52,6 +52,13 @@ class Subject(NamedTuple):
         """One task; what the environment raises becomes its failure."""
         with boundary(FailureKind.ENVIRONMENT, f"task({split}, {index})"):
             return self.environment.task(split, index)
+
+    def tier(self, task: Task) -> tuple[int, int]:
+        """The task's tier, and how many there are; (0, 1) without tiers."""
+        if not isinstance(self.environment, Tiered):
+            return 0, 1
+        with boundary(FailureKind.ENVIRONMENT, f"tier({task.split}, {task.index})"):
+            return self.environment.tier(task), self.environment.num_tiers
 
     def reference(self, task: Task) -> tuple[Message, ...]:
         """The oracle's messages."""

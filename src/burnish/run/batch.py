@@ -42,6 +42,11 @@ def computed_tokens(group: Group) -> int:
     return prompt + sum(len(r.token_ids) - r.num_prompt_tokens for r in group.rollouts)
 
 
+def trained_tokens(group: Group) -> int:
+    """Sampled tokens of a group that enter the loss."""
+    return sum(r.num_sampled_tokens for r in group.rollouts if r.verdict.outcome is Outcome.SCORED)
+
+
 def make_batch(
     groups: Sequence[Group], scale: RunningScale, normaliser: Normaliser = "domain"
 ) -> Batch:

@@ -18,6 +18,8 @@ from burnish.quality.subject import AuditConfig
 from burnish.rollout.engine.long.config import KvConfig
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.sandbox.config import SandboxConfig
+from burnish.schedule.breakers.base import BreakerConfig
+from burnish.schedule.flow.load import LoadConfig
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.train.config import TrainConfig
 
@@ -99,6 +101,24 @@ class RolloutSection(Config):
     """Bound on each call into an environment."""
     failures_to_quarantine: Positive = 8
     """Failures of environment or verifier in one domain after which it is quarantined."""
+
+
+class FlowSection(Config):
+    """How much is started at once, and what becomes of failures; not in deterministic runs."""
+
+    load: LoadConfig = LoadConfig()
+    """How full the engine is kept."""
+    breakers: BreakerConfig = BreakerConfig()
+    """When a domain whose machinery fails is paused."""
+    retry_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.1
+    """Second tries per first try, over the whole run: an outage must not multiply the load."""
+    hedge_boxes: bool = True
+    """With several hosts of boxes: ask a second time for a box that takes longer than 95 in 100 do,
+    for at most one box in twenty, and use whichever comes first."""
+    round_max_wait: Count = 0
+    """Steps that a group of a domain whose answers are long (three times the usual) may wait for
+    others like it, so that few batches wait for long answers instead of all; 0 starts it at once.
+    Pays where a minority of domains is long and the trainer waits."""
 
 
 class EngineBackend(StrEnum):
@@ -195,6 +215,8 @@ class RunConfig(Config):
     """Supervised warm-up."""
     rollout: RolloutSection = RolloutSection()
     """Collection of experience."""
+    flow: FlowSection = FlowSection()
+    """Load, breakers and retries."""
     sandbox: SandboxConfig = SandboxConfig()
     """Where model-written code runs."""
     engine: EngineSection = EngineSection()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,19 @@ from burnish.core.records import Failure
 from burnish.model.loading import LoadedModel, export
 from burnish.observe.report import write_report
 from burnish.rollout.collect.collector import Sampling
-from burnish.run.config import RunConfig
+from burnish.run.config import EngineBackend, RunConfig
+from burnish.run.control.handler import ControlHandler
+from burnish.run.control.messages import socket_path
+from burnish.run.control.roster import Roster
+from burnish.run.control.server import serve_control
 from burnish.run.facts import versions
+from burnish.run.flow import FlowControl, FlowSettings
 from burnish.run.health import Health
+from burnish.run.hedging import BoxHedging
+from burnish.run.intake import Intake
 from burnish.run.interrupts import Interrupts
-from burnish.run.loop import Loop, LoopConfig, LoopParts
+from burnish.run.loop import Loop
+from burnish.run.loop_parts import LoopConfig, LoopParts
 from burnish.run.phases import (
     check_environments,
     evaluation,
@@ -31,8 +39,12 @@ from burnish.run.result import run_result, worked_seconds
 from burnish.run.session import Session, open_session
 from burnish.run.step_report import StepReporter, peak_rss_bytes
 from burnish.schedule.admission import Admission, AdmissionConfig, AdmissionMode
-from burnish.schedule.breakers import BreakerConfig, Breakers
+from burnish.schedule.breakers.retries import RetryConfig
+from burnish.schedule.curriculum.curriculum import Curriculum
 from burnish.schedule.domains import DomainScheduler
+from burnish.schedule.flow.load import EngineLoad
+from burnish.schedule.flow.resources import GroupCosts
+from burnish.schedule.flow.rounds import LongTail
 from burnish.store.run_directory import EvalName, RunDirectory
 from burnish.telemetry.events import EventKind, read_events
 from burnish.train import checkpoint
@@ -115,13 +127,20 @@ async def _phases(
     warms = session.config.warmup.examples_per_domain > 0
     if suite is not None and warms and payload["step"] == 0:
         await evaluation(session, environments, suite, EvalName.WARMED)
+    roster = Roster(payload.get("roster"))
+    environments = {**environments, **roster.restore()}
     scheduler = _scheduler(session.config, environments, payload)
-    loop, reporter = _loop(session, environments, scheduler, payload)
-    failures.reporter = reporter
+    loop, parts = _loop(session, environments, roster, scheduler, payload)
+    failures.reporter = parts.reporter
     session.observer.phase(RunPhase.TRAIN, session.config.run.steps)
-    with interrupts.gently(loop.stop):
-        reached = await loop.run()
+    control = serve_control(
+        socket_path(session.directory.path), ControlHandler(session, loop, parts)
+    )
+    async with control:
+        with interrupts.gently(loop.stop):
+            reached = await loop.run()
     failures.reporter = None
+    session.collector.watch = None
     if not reached:
         session.directory.events.emit(EventKind.RUN_INTERRUPTED, loop.finished_steps)
         raise RunInterrupted(session.directory.path)
@@ -133,10 +152,11 @@ async def _phases(
 
 def _loop(
     session: Session,
-    environments: Mapping[str, Environment],
+    environments: MutableMapping[str, Environment],
+    roster: Roster,
     scheduler: DomainScheduler,
     payload: Mapping[str, Any],
-) -> tuple[Loop, StepReporter]:
+) -> tuple[Loop, LoopParts]:
     """The loop as it was at the checkpoint that `payload` comes from, or at its beginning."""
     config, step = session.config, int(payload["step"])
     rollouts = session.directory.rollouts
@@ -158,22 +178,25 @@ def _loop(
         seed=config.run.seed,
         deterministic=config.run.deterministic,
         checkpoint_every_steps=config.run.checkpoint_every_steps,
-        first_index=config.warmup.examples_per_domain,
         normaliser="group" if is_grpo else "domain",
     )
+    flow = _flow(session, environments, reporter)
     parts = LoopParts(
         environments=environments,
+        roster=roster,
         scheduler=scheduler,
         admission=_admission(config, payload),
         scale=RunningScale.from_state(payload.get("scale", {})),
         health=_health(session, payload),
+        flow=flow,
+        intake=_intake(config, environments, scheduler, flow, reporter, payload),
         collector=session.collector,
         trainer=session.trainer,
         publisher=session.publisher,
         directory=session.directory,
         reporter=reporter,
     )
-    return Loop(settings, parts, finished_steps=step), reporter
+    return Loop(settings, parts, finished_steps=step), parts
 
 
 def _scheduler(
@@ -185,6 +208,31 @@ def _scheduler(
     if "scheduler" in payload:
         return DomainScheduler.from_state(payload["scheduler"], schedule)
     return DomainScheduler(tuple(environments), schedule)
+
+
+def _intake(
+    config: RunConfig,
+    environments: Mapping[str, Environment],
+    scheduler: DomainScheduler,
+    flow: FlowControl | None,
+    reporter: StepReporter,
+    payload: Mapping[str, Any],
+) -> Intake:
+    curriculum = Curriculum(
+        config.schedule.curriculum,
+        group_size=config.rollout.group_size,
+        window=config.rollout.groups_per_step,
+        seed=config.run.seed,
+        first_item=config.warmup.examples_per_domain,
+    )
+    wait = config.flow.round_max_wait
+    rounds = LongTail(config.rollout.groups_per_step, wait) if wait and flow is not None else None
+    costs = GroupCosts(config.engine.max_running, config.sandbox.max_boxes)
+    intake = Intake(environments, scheduler, curriculum, flow, rounds, costs)
+    intake.on_round = reporter.round
+    if "intake" in payload:
+        intake.load(payload["intake"])
+    return intake
 
 
 def _admission(config: RunConfig, payload: Mapping[str, Any]) -> Admission:
@@ -200,13 +248,50 @@ def _admission(config: RunConfig, payload: Mapping[str, Any]) -> Admission:
 
 
 def _health(session: Session, payload: Mapping[str, Any]) -> Health:
-    config = session.config
-    paused = None if config.run.deterministic else Breakers(BreakerConfig(), session.clock)
     return Health(
-        failures_to_quarantine=config.rollout.failures_to_quarantine,
-        breakers=paused,
+        failures_to_quarantine=session.config.rollout.failures_to_quarantine,
         state=payload.get("health"),
     )
+
+
+def _flow(
+    session: Session, environments: Mapping[str, Environment], reporter: StepReporter
+) -> FlowControl | None:
+    """Breakers and load start afresh after a resume: the machine is another."""
+    config = session.config
+    if config.run.deterministic:
+        return None
+    settings = FlowSettings(
+        config.flow.load,
+        config.flow.breakers,
+        RetryConfig(max_attempts=config.rollout.max_attempts, budget_ratio=config.flow.retry_ratio),
+    )
+    slots = config.engine.max_running if config.engine.backend is EngineBackend.LOCAL else None
+
+    def load() -> EngineLoad:
+        stats = session.engine.stats()
+        return EngineLoad(
+            num_slots=slots or 0,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            kv_ratio=stats.used_page_ratio,
+            num_preemptions=stats.num_preemptions,
+            queue_s=0.0,
+        )
+
+    hedging = None
+    if config.flow.hedge_boxes and len(config.sandbox.hosts) > 1:
+        hedging = BoxHedging(session.clock)
+        hedging.on_hedged = reporter.hedged
+    flow = FlowControl(
+        settings,
+        session.clock,
+        None if slots is None else load,
+        lambda domain: environments[domain].digest,
+        hedging,
+    )
+    session.collector.watch = flow
+    return flow
 
 
 async def _finish(session: Session, quarantined: Mapping[str, str]) -> dict[str, Any]:

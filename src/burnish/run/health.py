@@ -1,4 +1,4 @@
-"""What the loop learns about its domains beside their scores: faults, breakers, lengths."""
+"""What the loop learns about its domains beside their scores: faults and lengths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import FailureKind
-from burnish.schedule.breakers import Breakers
 from burnish.schedule.length_audit import LengthAudit, LengthAuditConfig, LengthBias
 
 # Failures of an environment's own making: repeated, they shut it out for good.
@@ -21,18 +20,15 @@ class Health:
         self,
         *,
         failures_to_quarantine: int,
-        breakers: Breakers | None,
         state: Mapping[str, Any] | None = None,
     ) -> None:
         """Start empty, or go on from `state`.
 
         Args:
             failures_to_quarantine: own faults of an environment after which it is shut out.
-            breakers: pause domains whose machinery fails; None in deterministic mode, where the
-                clock may decide nothing.
             state: of a checkpoint.
         """
-        self._limit, self._breakers = failures_to_quarantine, breakers
+        self._limit = failures_to_quarantine
         config = LengthAuditConfig()
         self._faults: dict[str, int] = dict(state["faults"]) if state else {}
         self._last_fault: dict[str, Failure] = {}
@@ -49,12 +45,6 @@ class Health:
             elif failure.kind in _OWN_FAULTS:
                 self._faults[group.domain] = self._faults.get(group.domain, 0) + 1
                 self._last_fault[group.domain] = failure
-            if self._breakers is None:
-                continue
-            if failure is None:
-                self._breakers.success(group.domain)
-            else:
-                self._breakers.failure(group.domain, failure.kind)
 
     def excluded(self, group: Group) -> None:
         """A judged group was dropped for its content."""
@@ -68,15 +58,6 @@ class Health:
             if rollout.verdict.failure is None:
                 self._lengths.trained(group.domain, rollout.num_sampled_tokens)
 
-    def blocked(self) -> frozenset[str]:
-        """Domains to pass over for now."""
-        return frozenset() if self._breakers is None else self._breakers.blocked()
-
-    def dispatched(self, domain: str) -> None:
-        """A group of `domain` was started: in half-open state it is the probe."""
-        if self._breakers is not None:
-            self._breakers.allow(domain)
-
     def unfit(self) -> dict[str, Failure]:
         """Domains whose environment failed too often by its own fault, with the last failure."""
         return {d: f for d, f in self._last_fault.items() if self._faults[d] >= self._limit}
@@ -86,5 +67,5 @@ class Health:
         return self._lengths.report()[0]
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds. Breakers start closed after a resume: the machine is new."""
+        """What a checkpoint holds."""
         return {"faults": dict(self._faults), "lengths": self._lengths.state()}

@@ -84,11 +84,12 @@ def start(
     from burnish.run.execute import execute
     from burnish.run.memory import share_one_heap
     from burnish.run.session import build_environments
-    from burnish.schedule.domains import check_schedule
+    from burnish.schedule.wishes import check_live, check_schedule
 
     share_one_heap()
     environments = build_environments(loaded.value)
     check_schedule(tuple(environments), loaded.value.schedule)
+    check_live(loaded.value.schedule, deterministic=loaded.value.run.deterministic)
     digests = {name: environment.digest for name, environment in environments.items()}
     observer.phase(RunPhase.LOAD, 0)
     settings = loaded.value.model

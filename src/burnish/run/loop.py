@@ -26,64 +26,23 @@ s. What a checkpoint after step s does not hold is undone by a resume, and done 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from burnish.core.errors import ClassifiedFailure
-from burnish.core.protocols import Environment
+from burnish.core.group_id import parse_group_id
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
-from burnish.rollout.collect.collector import Collector, Sampling
-from burnish.run.batch import computed_tokens, drop_reason, make_batch
-from burnish.run.health import Health
-from burnish.run.publish import Publisher
-from burnish.run.step_report import StepReporter
-from burnish.run.training import PolicyTrainer
-from burnish.schedule.admission import Admission, GroupState
+from burnish.run.batch import drop_reason, make_batch, trained_tokens
+from burnish.run.intake import Start
+from burnish.run.loop_parts import LoopConfig, LoopParts
+from burnish.schedule.admission import GroupState
 from burnish.schedule.batcher import BatchStatus, plan_batch
-from burnish.schedule.domains import DomainScheduler
-from burnish.store.run_directory import RunDirectory
+from burnish.schedule.breakers.retries import RETRIED
 from burnish.telemetry.events import EventKind
-from burnish.train.advantages import Normaliser, RunningScale
 
 _BREAKER_LOOK_S = 1.0
-
-
-class LoopConfig(NamedTuple):
-    """What the loop itself needs to know."""
-
-    num_steps: int
-    """Training steps of the whole run."""
-    group_size: int
-    """Samples of one task."""
-    sampling: Sampling
-    """How tokens are drawn."""
-    seed: int
-    """Root of all randomness."""
-    deterministic: bool
-    """Decide in dispatch order only."""
-    checkpoint_every_steps: int
-    """How often the run can be gone on with."""
-    first_index: int
-    """Training items below this were used by the warm-up."""
-    normaliser: Normaliser
-    """What advantages are divided by."""
-
-
-class LoopParts(NamedTuple):
-    """Everything that the loop drives; none of it knows the loop."""
-
-    environments: Mapping[str, Environment]
-    scheduler: DomainScheduler
-    admission: Admission
-    scale: RunningScale
-    health: Health
-    collector: Collector
-    trainer: PolicyTrainer
-    publisher: Publisher
-    directory: RunDirectory
-    reporter: StepReporter
 
 
 class Loop:
@@ -94,12 +53,12 @@ class Loop:
         self._config, self._parts = config, parts
         self._finished_steps = finished_steps
         self._saved_steps = finished_steps if finished_steps else -1
-        self._collecting: set[asyncio.Task[None]] = set()
+        self._collecting: dict[str, asyncio.Task[None]] = {}
         self._order: list[str] = []
         self._done: dict[str, Group] = {}
         self._shelf: dict[str, Group] = {}
         self._changed = asyncio.Event()
-        self._stopping = False
+        self._stopping = self._paused = False
         self._snapshot = self._state()
 
     @property
@@ -112,6 +71,22 @@ class Loop:
         self._stopping = True
         self._changed.set()
 
+    @property
+    def paused(self) -> bool:
+        """Whether it stands still on request."""
+        return self._paused
+
+    def pause(self, *, paused: bool = True) -> None:
+        """Start and train nothing new, or go on. What runs is finished and kept."""
+        self._paused = paused
+        self._changed.set()
+
+    def leave(self, domain: str) -> None:
+        """A domain was removed: nothing of it trains any more."""
+        for group_id in [g for g, group in self._shelf.items() if group.domain == domain]:
+            self._drop(group_id, DropReason.QUARANTINED)
+        self._changed.set()
+
     async def run(self) -> bool:
         """Train until the last step; True if it was reached, False if stopped before.
 
@@ -119,6 +94,7 @@ class Loop:
             ExceptionGroup: holding the ClassifiedFailure or the bug that ended it.
         """
         async with asyncio.TaskGroup() as tasks:
+            self._watch_flow(tasks)
             self._restart(tasks)
             self._dispatch(tasks)
             while self._finished_steps < self._config.num_steps and not self._stopping:
@@ -126,7 +102,7 @@ class Loop:
                 if groups is not None:
                     await self._step(groups)
                     self._dispatch(tasks)
-            for task in self._collecting:
+            for task in self._collecting.values():
                 task.cancel()
         reached = self._finished_steps >= self._config.num_steps
         if reached:
@@ -141,24 +117,24 @@ class Loop:
     def _dispatch(self, tasks: asyncio.TaskGroup) -> None:
         """Start as many groups as the lag bound allows. No await inside: see Collector.reserve."""
         parts, started = self._parts, []
-        while not self._stopping and parts.admission.may_dispatch():
-            pick = parts.scheduler.next(parts.health.blocked())
-            if pick is None:
+        flow = parts.flow
+        while not self._stopping and not self._paused and parts.admission.may_dispatch():
+            if flow is not None and not flow.may_start(self._config.group_size):
                 break
-            parts.health.dispatched(pick.domain)
-            index = pick.index + self._config.first_index
-            group_id = f"{pick.domain}/{index}"
-            parts.admission.dispatched(group_id)
-            started.append((group_id, pick.domain, index))
+            start = parts.intake.next(self._finished_steps)
+            if start is None:
+                break
+            parts.admission.dispatched(start.group_id)
+            started.append(start)
         if not started:
             return
         with parts.directory.ledger.transaction():
-            for group_id, domain, index in started:
+            for group_id, domain, choice in started:
                 parts.directory.ledger.dispatch(
                     group_id,
                     domain,
-                    index,
-                    self._config.group_size,
+                    choice.item,
+                    choice.size,
                     self._current_step(),
                     parts.admission.version,
                 )
@@ -173,44 +149,53 @@ class Loop:
                 assert group is not None, f"{entry.group_id} waits but was never stored"
                 self._shelf[entry.group_id] = group
             else:
-                domain, _, index = entry.group_id.rpartition("/")
-                running.append((entry.group_id, domain, int(index)))
+                domain = parse_group_id(entry.group_id).domain
+                choice = self._parts.intake.choice(entry.group_id)
+                running.append(Start(entry.group_id, domain, choice))
         self._collect_all(tasks, running)
 
-    def _collect_all(
-        self, tasks: asyncio.TaskGroup, started: Sequence[tuple[str, str, int]]
-    ) -> None:
-        store = self._parts.directory.rollouts
-        stored = {group_id for group_id, _, _ in started if group_id in store}
+    def _collect_all(self, tasks: asyncio.TaskGroup, started: Sequence[Start]) -> None:
+        stored = self._stored(started)
+        for start in started:
+            group_id = start.group_id
+            self._order.append(group_id)
+            if group_id in stored:
+                self._done[group_id] = stored[group_id]
+                continue
+            self._parts.collector.reserve(start.choice.size)
+            task = tasks.create_task(self._collect(tasks, start))
+            self._collecting[group_id] = task
+        self._absorb(tasks)
+
+    def _stored(self, started: Sequence[Start]) -> dict[str, Group]:
+        """Groups that were sampled before the run was stopped and need not be again."""
+        store, stored, useless = self._parts.directory.rollouts, {}, []
+        for start in started:
+            group = store.get_group(start.group_id) if start.group_id in store else None
+            if group is not None and len(group.rollouts) == start.choice.size:
+                stored[start.group_id] = group
+            elif group is not None:
+                useless.append(start.group_id)
         if self._config.deterministic and len(stored) < len(started):
             # What shares a batch is sampled together or not at all: a part of it would be
             # computed in another batch, with other roundings.
-            store.discard(stored)
-            stored = set()
-        for group_id, domain, index in started:
-            self._order.append(group_id)
-            if group_id in stored:
-                group = store.get_group(group_id)
-                assert group is not None
-                self._done[group_id] = group
-                continue
-            self._parts.collector.reserve(self._config.group_size)
-            task = tasks.create_task(self._collect(tasks, group_id, domain, index))
-            self._collecting.add(task)
-            task.add_done_callback(self._collecting.discard)
-        self._absorb(tasks)
+            useless += stored
+            stored = {}
+        store.discard(useless)
+        return stored
 
-    async def _collect(
-        self, tasks: asyncio.TaskGroup, group_id: str, domain: str, index: int
-    ) -> None:
+    async def _collect(self, tasks: asyncio.TaskGroup, start: Start) -> None:
+        group_id, domain, choice = start
         group = await self._parts.collector.group(
             self._parts.environments[domain],
-            index,
-            num_samples=self._config.group_size,
+            choice.item,
+            num_samples=choice.size,
             root_seed=self._config.seed,
             sampling=self._config.sampling,
             version=self._parts.admission.version,
+            visit=choice.visit,
         )
+        self._collecting.pop(group_id, None)
         self._parts.directory.rollouts.append(group)
         self._done[group_id] = group
         self._absorb(tasks)
@@ -218,6 +203,36 @@ class Loop:
     def _current_step(self) -> int:
         """The step that what happens now belongs to; what follows the last one belongs to it."""
         return min(self._finished_steps + 1, self._config.num_steps)
+
+    # What flow control sets off.
+
+    def _watch_flow(self, tasks: asyncio.TaskGroup) -> None:
+        flow = self._parts.flow
+        if flow is not None:
+            flow.on_opened = lambda domain, kind: self._pause_domain(tasks, domain, kind)
+            flow.on_abandon = self._give_up
+            flow.on_room = lambda: self._dispatch(tasks)
+
+    def _pause_domain(self, tasks: asyncio.TaskGroup, domain: str, kind: FailureKind) -> None:
+        """A breaker opened: others get its room at once.
+
+        What is sampled behind it ends, unless the environment itself is at fault: then the gate
+        must see how often, and such failures are quick.
+        """
+        self._parts.reporter.paused(domain, kind.value)
+        for group_id in [g for g in self._collecting if parse_group_id(g).domain == domain]:
+            if kind in RETRIED:
+                self._give_up(group_id)
+        self._dispatch(tasks)
+
+    def _give_up(self, group_id: str) -> None:
+        task, flow = self._collecting.pop(group_id, None), self._parts.flow
+        if task is None or flow is None:
+            return
+        task.cancel()
+        self._order.remove(group_id)
+        flow.cancelled(group_id)
+        self._drop(group_id, DropReason.INVALID, judged=False)
 
     # Completion.
 
@@ -237,21 +252,10 @@ class Loop:
         parts = self._parts
         parts.directory.ledger.complete(group.group_id, self._current_step())
         parts.reporter.group(group)
-        scored = [r.verdict for r in group.rollouts if r.verdict.score is not None]
-        if scored:
-            scores = [v.score for v in scored if v.score is not None]
-            mean = sum(scores) / len(scores)
-            parts.scheduler.observe(
-                group.domain,
-                pass_rate=sum(bool(v.passed) for v in scored) / len(scored),
-                mean_score=mean,
-                num_rollouts=len(scored),
-                step=self._finished_steps,
-                cost_s=sum(r.duration_s for r in group.rollouts),
-                cost_tokens=float(computed_tokens(group)),
-                score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
-            )
+        parts.intake.judged(group, self._finished_steps)
         parts.health.judged(group)
+        if parts.flow is not None:
+            parts.flow.completed(group)
         reason = drop_reason(group)
         if group.domain not in parts.scheduler.active():
             reason = DropReason.QUARANTINED
@@ -263,10 +267,16 @@ class Loop:
             parts.health.excluded(group)
             self._drop(group.group_id, reason)
 
-    def _drop(self, group_id: str, reason: DropReason) -> None:
+    def _drop(self, group_id: str, reason: DropReason, *, judged: bool = True) -> None:
+        intake = self._parts.intake
+        size = intake.choice(group_id).size
         self._parts.admission.dropped(group_id, reason)
+        if judged:
+            intake.ended(group_id, 0.0)
+        else:
+            intake.cancelled(group_id)
         self._parts.directory.ledger.drop(group_id, reason, self._current_step())
-        self._parts.reporter.dropped(group_id, reason, self._config.group_size)
+        self._parts.reporter.dropped(group_id, reason, size)
         self._shelf.pop(group_id, None)
 
     def _quarantine(self) -> None:
@@ -288,6 +298,9 @@ class Loop:
         """The next batch in dispatch order, or None when asked to stop."""
         while not self._stopping:
             self._changed.clear()
+            if self._paused:
+                await self._changed.wait()
+                continue
             plan = plan_batch(self._parts.admission)
             for group_id in plan.stale:
                 self._drop(group_id, DropReason.STALE)
@@ -306,8 +319,11 @@ class Loop:
         parts, step = self._parts, self._finished_steps + 1
         batch = make_batch(groups, parts.scale, self._config.normaliser)
         metrics = await parts.trainer.step(batch.sequences) if batch.sequences else None
+        if metrics is not None:
+            parts.intake.trained(metrics.num_stored_tokens, metrics.seconds)
         for group in groups:
             parts.health.trained(group)
+            parts.intake.ended(group.group_id, float(trained_tokens(group)))
         with parts.directory.ledger.transaction():
             for group_id, num_invalid in batch.num_invalid.items():
                 parts.directory.ledger.drop(group_id, DropReason.INVALID, step, num_invalid)
@@ -320,10 +336,18 @@ class Loop:
         version = parts.admission.version + 1
         publication = await parts.publisher.publish(version)
         parts.reporter.step(
-            step, groups, metrics, publication, parts.scheduler, parts.health.length_bias()
+            step,
+            groups,
+            metrics,
+            publication,
+            parts.scheduler,
+            parts.intake.texts(),
+            parts.health.length_bias(),
         )
         parts.admission.published(version)
         self._quarantine()
+        if parts.flow is not None:
+            parts.reporter.cases(step, parts.flow.take_cases())
         self._finished_steps = step
         self._snapshot = self._state()
         is_last = step == self._config.num_steps
@@ -336,7 +360,9 @@ class Loop:
         parts = self._parts
         return {
             "step": self._finished_steps,
+            "roster": parts.roster.state(),
             "scheduler": parts.scheduler.state(),
+            "intake": parts.intake.state(),
             "admission": parts.admission.state(),
             "scale": parts.scale.state(),
             "health": parts.health.state(),

@@ -7,7 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
+import msgspec
+
 from burnish.core.clock import Clock
+from burnish.core.group_id import parse_group_id
 from burnish.core.observer import RunObserver, RunPhase, StepView
 from burnish.core.records import Failure, Group
 from burnish.core.vocabulary import DropReason, FailureKind
@@ -16,6 +19,7 @@ from burnish.run.engine_report import record_engine
 from burnish.run.publish import Publication
 from burnish.sandbox.measured import BoxUse
 from burnish.schedule.batcher import BatchPlan
+from burnish.schedule.breakers.cases import BadCase
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.length_audit import LengthBias
 from burnish.store.run_directory import RunDirectory
@@ -87,7 +91,7 @@ class StepReporter:
         """Rollouts will not be trained."""
         self._num_dropped += num_rollouts
         self._recorder.record(metric.DROPPED, num_rollouts, reason.value)
-        domain = group_id.rpartition("/")[0]
+        domain = parse_group_id(group_id).domain
         self._recorder.record(
             metric.ZERO_VARIANCE_RATIO, float(reason is DropReason.ZERO_VARIANCE), domain
         )
@@ -114,6 +118,24 @@ class StepReporter:
         )
         self._observer.note(f"{domain} is quarantined: {failure.where}: {failure.message}")
 
+    def paused(self, domain: str, kind: str) -> None:
+        """A breaker opened."""
+        self._directory.events.emit(EventKind.BREAKER_OPENED, self._step, domain=domain, cause=kind)
+        self._observer.note(f"{domain} is paused: {kind} failures")
+
+    def round(self, num_groups: int) -> None:
+        """Long groups that waited for each other start."""
+        self._directory.events.emit(EventKind.ROUND_STARTED, self._step, num_groups=num_groups)
+
+    def hedged(self, call: str, after_s: float) -> None:
+        """A second box was asked for."""
+        self._directory.events.emit(EventKind.BOX_HEDGED, self._step, call=call, after_s=after_s)
+
+    def cases(self, step: int, cases: Sequence[BadCase]) -> None:
+        """Items that failed by their own fault, for whoever mends them."""
+        for case in cases:
+            self._directory.events.emit(EventKind.BAD_CASE, step, case=msgspec.to_builtins(case))
+
     def waiting(self, plan: BatchPlan) -> None:
         """The trainer has nothing to do yet."""
         self._recorder.record(metric.QUEUE_DEPTH, len(plan.waits_for), "groups_awaited")
@@ -125,9 +147,10 @@ class StepReporter:
         metrics: StepMetrics | None,
         publication: Publication,
         scheduler: DomainScheduler,
+        items: Mapping[str, str],
         bias: LengthBias,
     ) -> None:
-        """A step ended: record it, make it durable, show it."""
+        """A step ended: record it, make it durable, show it; `items` says what is chosen why."""
         self._step = step
         now_s = self._clock.now_s()
         elapsed_s = max(now_s - self._last_s, 1e-9)
@@ -137,7 +160,7 @@ class StepReporter:
         stats = self._engine_stats()
         engine_rate = record_engine(self._recorder, self._last_stats, stats, elapsed_s)
         self._last_stats = stats
-        self._health(publication, scheduler, elapsed_s)
+        self._health(publication, scheduler, items, elapsed_s)
         self._boxes(self._box_use())
         self._domains()
         self._tell_bias(bias)
@@ -206,7 +229,11 @@ class StepReporter:
             self._recorder.record(metric.KL_LOSS, m.kl_reference)
 
     def _health(
-        self, publication: Publication, scheduler: DomainScheduler, elapsed_s: float
+        self,
+        publication: Publication,
+        scheduler: DomainScheduler,
+        items: Mapping[str, str],
+        elapsed_s: float,
     ) -> None:
         self._recorder.record(metric.STEP_SECONDS, elapsed_s)
         self._recorder.record(metric.PUBLICATION_SECONDS, publication.seconds)
@@ -216,6 +243,14 @@ class StepReporter:
         self._recorder.record(metric.QUARANTINED_DOMAINS, quarantined)
         for row in rows:
             self._recorder.record(metric.DOMAIN_SHARE, row.share, row.domain)
+            self._recorder.record(metric.DOMAIN_MAX_GAP, row.max_gap_picks, row.domain)
+        self._directory.events.emit(
+            EventKind.SHARES_DECIDED,
+            self._step,
+            policy=scheduler.policy,
+            why={row.domain: scheduler.explain(row.domain).text for row in rows},
+            items=dict(items),
+        )
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
 
     def _tell_bias(self, bias: LengthBias) -> None:

@@ -1,16 +1,14 @@
-"""Which domain gets the next group: value per cost with a protected floor (VPC-F).
+r"""Which domain gets the next group: a policy's shares, dealt above a protected floor.
 
-    observe(domain, pass rate, cost) --> slope, learnability, cost --> value --> shares
-                                                                                  |
-    next() <-- overdue? <-- warm-up? <-- floor's turn? <-- otherwise by value <---'
+    observe(domain, pass rate, cost) --> tracks --+--> policy --> shares
+    settle(domain, trained tokens) --> accounts   |                 |
+                                          \       v                 v
+    next() <-- overdue? <-- warm-up? <-- floor's turn? <-- otherwise by share
 
-Most of the budget follows the expected gain in pass rate per unit of cost (optimistic, so that the
-unknown is tried). A fixed part, the floor, is dealt round-robin in equal cost: it keeps every
-domain from starving, probes those that look saturated or hopeless, and rehearses what was learned.
-
-Starvation bound: a domain that has waited `deadline = ceil(2 * D / floor)` picks is served before
-anything else, longest wait first. Once served it is not overdue again for `deadline >= D` picks, so
-at most D - 1 others can come before it: no eligible domain ever waits more than deadline + D - 1.
+Most of the budget follows the policy (`values/`; by default the expected gain in pass rate per unit
+of cost). A fixed part, the floor, is dealt round-robin in equal cost: it keeps every domain from
+starving, probes those that look saturated or hopeless, and rehearses what was learned. Overdue
+domains come first whatever the policy says: `values/dealer.py` has the bound and why it holds.
 
 No randomness: the same calls in the same order give the same decisions.
 """
@@ -21,34 +19,33 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from burnish.core.errors import UserError
+import numpy as np
+
+from burnish.schedule.explanation import explanation
 from burnish.schedule.picks import (
-    CostUnit,
     DomainRow,
     DomainScheduleConfig,
     DomainShare,
+    Explanation,
     Pick,
     PickReason,
 )
-from burnish.schedule.shares import DeficitCounters, bounded_shares
-from burnish.schedule.slope import SlopeEstimate, shrink
 from burnish.schedule.state_version import require_version
-from burnish.schedule.track import DomainTrack
+from burnish.schedule.step_window import StepWindow
+from burnish.schedule.track import Tracks
+from burnish.schedule.values.base import Policy, Unit, View
+from burnish.schedule.values.columns import Bools, Floats
+from burnish.schedule.values.dealer import Dealer, Prices
+from burnish.schedule.values.registry import make_policy
+from burnish.schedule.wishes import (
+    NO_WISH,
+    Wishes,
+    check_schedule,
+    check_wishes,
+    wishes_above_floor,
+)
 
-STATE_VERSION = 1
-
-# Optimism in posterior standard deviations: 1.5 was best of {0, 0.5, 1.5} in simulation, and flat.
-_OPTIMISM = 1.5
-# Shares go with value**1.5: sharper than proportional, still spread when values are close.
-_SHARPNESS = 1.5
-# Part of the way to the new target that shares move per training step: a noisy step cannot swing
-# the mix of a batch.
-_SHARE_SMOOTHING = 0.25
-# Costs below a billionth of a second or token count as unknown.
-_MIN_COST = 1e-9
-# The overdue guard waits for twice what a floor that is fair in picks would need, so equal cost
-# rules until costs differ by more than that.
-_DEADLINE_FACTOR = 2.0
+STATE_VERSION = 2
 
 
 class DomainScheduler:
@@ -62,19 +59,32 @@ class DomainScheduler:
         """
         check_schedule(domains, config)
         self._config = config
-        self._domains = {name: DomainTrack() for name in domains}
-        self._floor = DeficitCounters(domains)
-        self._value = DeficitCounters(domains)
-        self._floor_due = 0.0
+        self._names = list(domains)
+        self._row = {name: row for row, name in enumerate(domains)}
+        self._shares = {n: config.domains.get(n, NO_WISH) for n in domains}
+        self._quarantined: dict[str, str] = {}
+        self._policy: Policy = make_policy(config.policy, len(domains), fairness=config.fairness)
+        self._tracks = Tracks(len(domains))
+        self._window = StepWindow(len(domains))
+        self._dealer = Dealer(len(domains), self._policy.unit)
         self._step = -1
+        self._prices: Prices | None = None
+        self._roster_changed()
+        self._decide()
 
-    def max_gap(self) -> int:
-        """Most picks that an eligible domain can wait between two of its own."""
-        return self._deadline() + len(self._domains) - 1
+    def max_gap(self, domain: str | None = None) -> int:
+        """Most picks that an eligible domain can wait between two of its own; the worst if None."""
+        deadline = self._deadlines.max() if domain is None else self._deadlines[self._row[domain]]
+        return int(deadline) + len(self._names) - 1
+
+    @property
+    def policy(self) -> str:
+        """Name of the rule."""
+        return self._config.policy.value
 
     def active(self) -> tuple[str, ...]:
         """Domains that are not in quarantine."""
-        return tuple(n for n, d in self._domains.items() if d.quarantined is None)
+        return self._active_names
 
     def next(self, blocked: Collection[str] = ()) -> Pick | None:
         """Choose the next group; None if no domain is eligible.
@@ -83,23 +93,28 @@ class DomainScheduler:
             blocked: domains to pass over this time, such as those with an open breaker. Their wait
                 stands still meanwhile.
         """
-        eligible = [n for n in self.active() if n not in blocked]
-        if not eligible:
+        eligible = self._active
+        if blocked:
+            eligible = eligible.copy()
+            eligible[[self._row[n] for n in blocked if n in self._row]] = False
+        if not eligible.any():
             return None
-        costs = self._group_costs()
-        floor = {n: self._wish(n).weight for n in eligible}
-        name, reason = self._choose(eligible, floor, costs)
-        self._floor_due += self._config.floor * costs[name]
+        row, reason = self._choose(eligible)
+        dealer, prices = self._dealer, self._current_prices()
+        cost = float(prices.cost_D[row])
+        if self._policy.protects:
+            dealer.floor_due += self._config.floor * cost
         if reason is PickReason.FLOOR:
-            self._floor_due -= costs[name]
-            self._domains[name].num_floor_picks += 1
-        for other in eligible:
-            self._domains[other].wait_picks += 1
-        chosen = self._domains[name]
-        chosen.wait_picks = 0
-        index = chosen.next_index
-        chosen.next_index += 1
-        return Pick(domain=name, index=index, reason=reason)
+            dealer.floor_due = max(dealer.floor_due - cost, -cost)
+            dealer.charge_floor(row, self._wishes.weight_D, eligible, cost)
+            self._tracks.rows["num_floor_picks"][row] += 1.0
+        if reason is PickReason.VALUE or not self._policy.protects:
+            price = float(dealer.price(prices)[row])
+            dealer.charge(row, self._share_D, eligible, price)
+        dealer.waited(eligible, row)
+        index = int(self._tracks.rows["next_index"][row])
+        self._tracks.rows["next_index"][row] += 1.0
+        return Pick(domain=self._names[row], index=index, reason=reason)
 
     def observe(
         self,
@@ -111,232 +126,267 @@ class DomainScheduler:
         step: int,
         cost_s: float | None = None,
         cost_tokens: float | None = None,
+        cost_dominant: float | None = None,
         score_std: float | None = None,
+        level: float | None = None,
+        rehearsed: bool = False,
     ) -> None:
         """Learn from one judged group.
 
         Args:
-            domain: where it came from.
+            domain: where it came from; one that was removed meanwhile is ignored.
             pass_rate: passed over scored rollouts.
             mean_score: mean over scored rollouts.
-            num_rollouts: scored rollouts, at least 1. Groups without any say nothing: omit them.
+            num_rollouts: scored rollouts; 0 for a group that failed, which only cost something.
             step: training step at which it is observed; shares move when it changes.
             cost_s: accelerator-seconds of the whole group.
             cost_tokens: tokens computed for the whole group.
+            cost_dominant: seconds of the resource that the group used the greatest part of.
             score_std: population standard deviation of scores inside the group; by default that
                 of pass/fail. Zero means that the group carries no gradient.
+            level: pass rate over the whole domain now, where items are chosen by how they go; by
+                default that of the group stands for it.
+            rehearsed: the item was chosen because it passes; it tells nothing but what it cost.
         """
-        cost = cost_s if self._config.cost_unit is CostUnit.SECONDS else cost_tokens
-        assert cost is not None, f"cost in {self._config.cost_unit} is required"
-        assert num_rollouts >= 1
+        cost = self._config.cost_unit.of(seconds=cost_s, dominant=cost_dominant, tokens=cost_tokens)
+        assert num_rollouts >= 0
         assert 0.0 <= pass_rate <= 1.0
-        assert math.isfinite(cost)
         assert math.isfinite(mean_score)
-        assert cost >= 0.0
         std = math.sqrt(pass_rate * (1.0 - pass_rate)) if score_std is None else score_std
-        self._domains[domain].add(
+        # The spread of a fair coin, 0.5, is the most that scores in [0, 1] can have.
+        spread = min(2.0 * std, 1.0)
+        row = self._row.get(domain)
+        if row is None:
+            return
+        self._tracks.judged(
+            row,
+            num_scored=num_rollouts,
+            cost=cost,
             pass_rate=pass_rate,
             mean_score=mean_score,
-            score_std=std,
-            num_rollouts=num_rollouts,
+            spread=spread,
+            rehearsed=rehearsed,
+        )
+        self._prices = None
+        self._dealer.settle(row, Unit.COST, cost, self._share_D, self._active)
+        self._window.judged(
+            row,
+            num_scored=0 if rehearsed else num_rollouts,
+            pass_rate=pass_rate,
+            level=pass_rate if level is None else level,
+            spread=spread,
             cost=cost,
         )
         if step != self._step:
             self._step = step
-            self._move_shares()
+            self._policy.observe(self._window.take())
+            self._decide()
+
+    def settle(self, domain: str, trained_tokens: float) -> None:
+        """A group of `domain` was trained, or dropped with 0 tokens."""
+        row = self._row.get(domain)
+        if row is None:
+            return
+        self._tracks.settled(row, trained_tokens)
+        self._prices = None
+        self._dealer.settle(row, Unit.TOKENS, trained_tokens, self._share_D, self._active)
+
+    def cancelled(self, domain: str) -> None:
+        """A group of `domain` was given up before it was judged: its charge is returned at once."""
+        row = self._row.get(domain)
+        if row is not None:
+            self._dealer.settle(row, self._policy.unit, 0.0, self._share_D, self._active)
+
+    def audited(self, domain: str, false_pass_ratio: float) -> None:
+        """An audit found that this part of the passes of `domain` is undeserved."""
+        assert 0.0 <= false_pass_ratio <= 1.0
+        self._tracks.rows["false_pass"][self._row[domain]] = false_pass_ratio
 
     def quarantine(self, domain: str, reason: str) -> None:
         """Stop picking `domain` from the next call on."""
-        self._domains[domain].quarantined = reason
+        self._quarantined[domain] = reason
+        self._roster_changed()
 
     def restore(self, domain: str) -> None:
         """Make `domain` eligible again, without claims from its absence."""
-        d = self._domains[domain]
-        d.quarantined = None
-        d.wait_picks = 0
-        self._floor.forget(domain)
-        self._value.forget(domain)
+        self._quarantined.pop(domain, None)
+        self._dealer.forget(self._row[domain])
+        self._roster_changed()
+
+    def add(self, domain: str, share: DomainShare = NO_WISH) -> None:
+        """Train `domain` as well, from the next call on.
+
+        Raises:
+            UserError: if its share cannot be met beside the others.
+        """
+        assert domain not in self._row, f"{domain} is there already"
+        check_wishes({**self._shares, domain: share}, self._config.floor)
+        self._shares[domain] = share
+        self._names.append(domain)
+        for part in (self._policy, self._tracks.rows, self._window, self._dealer.rows):
+            part.add_row()
+        self._roster_changed()
+        self._decide()
+
+    def remove(self, domain: str) -> None:
+        """Forget `domain`; what is in flight of it may still be settled, and is ignored."""
+        assert len(self._names) > 1, "the last domain"
+        row = self._row[domain]
+        del self._shares[domain], self._names[row]
+        self._quarantined.pop(domain, None)
+        for part in (self._policy, self._tracks.rows, self._window, self._dealer.rows):
+            part.remove_row(row)
+        self._roster_changed()
+        self._decide()
+
+    def declare(self, domain: str, share: DomainShare) -> None:
+        """Change the priority and bounds of `domain`; shares move from the next step on.
+
+        Raises:
+            UserError: if they cannot be met beside the others.
+        """
+        assert domain in self._row
+        check_wishes({**self._shares, domain: share}, self._config.floor)
+        self._shares[domain] = share
+        self._roster_changed()
+
+    def explain(self, domain: str) -> Explanation:
+        """Why `domain` has its share."""
+        row = self._row[domain]
+        return explanation(
+            domain,
+            policy=self._config.policy,
+            unit=self._policy.unit,
+            shares=self._budget_shares(row),
+            max_gap_picks=self.max_gap(domain),
+            terms=self._policy.explain(row),
+            wish=self._shares[domain],
+            quarantined=self._quarantined.get(domain),
+        )
 
     def table(self) -> tuple[DomainRow, ...]:
         """The scheduler's view of every domain, for reports."""
-        active = self.active()
-        shares = self._target_shares(active) if active else {}
-        slopes, values = self._slopes(), self._values()
-        best = max((values[n] for n in active), default=0.0) or 1.0
-        total_cost = sum(d.total_cost for d in self._domains.values()) or 1.0
-        costs = self._rollout_costs()
-        floor, weights = self._config.floor, {n: self._wish(n).weight for n in active}
+        tracks, rows = self._tracks, self._tracks.rows
+        terms = [self._policy.explain(row) for row in range(len(self._names))]
+        values = [t.get("value", 0.0) * self._active[row] for row, t in enumerate(terms)]
+        best = max(values) or 1.0
+        learnability, cost = tracks.learnability(), tracks.cost_per_rollout()
+        total_cost = float(rows["total_cost"].sum()) or 1.0
         return tuple(
             DomainRow(
                 domain=n,
-                quarantined=d.quarantined,
-                share=(1 - floor) * shares[n] + floor * weights[n] / sum(weights.values())
-                if n in shares
-                else 0.0,
-                cost_ratio=d.total_cost / total_cost,
-                pass_rate=d.passed / d.groups if d.groups else None,
-                mean_score=d.score / d.groups if d.groups else None,
-                learnability=d.learnability(),
-                slope=slopes[n].mean,
-                value=values[n] / best,
-                cost_per_rollout=costs[n],
-                num_picks=d.next_index,
-                num_floor_picks=d.num_floor_picks,
-                wait_picks=d.wait_picks,
+                quarantined=self._quarantined.get(n),
+                share=self._budget_shares(row)[0],
+                cost_ratio=float(rows["total_cost"][row]) / total_cost,
+                pass_rate=tracks.mean(row, "passed"),
+                mean_score=tracks.mean(row, "score"),
+                learnability=float(learnability[row]),
+                slope=terms[row].get("slope", 0.0),
+                value=terms[row].get("value", 0.0) / best,
+                cost_per_rollout=float(cost[row]),
+                num_picks=int(rows["next_index"][row]),
+                num_floor_picks=int(rows["num_floor_picks"][row]),
+                wait_picks=int(self._dealer.rows["wait"][row]),
+                max_gap_picks=self.max_gap(n),
+                trained_tokens=float(rows["trained_tokens"][row]),
             )
-            for n, d in self._domains.items()
+            for row, n in enumerate(self._names)
         )
 
     def state(self) -> dict[str, Any]:
         """All that `from_state` needs, as JSON values."""
         return {
             "version": STATE_VERSION,
-            "domains": {name: d.state() for name, d in self._domains.items()},
-            "floor": self._floor.state(),
-            "value": self._value.state(),
-            "floor_due": self._floor_due,
+            "policy": self._config.policy.value,
+            "domains": self._names.copy(),
+            "shares": {n: share.model_dump() for n, share in self._shares.items()},
+            "quarantined": dict(self._quarantined),
+            "rule": self._policy.state(),
+            "tracks": self._tracks.rows.state(),
+            "window": self._window.rows.state(),
+            "dealer": self._dealer.state(),
+            "current": self._share_D.tolist(),
             "step": self._step,
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], config: DomainScheduleConfig) -> DomainScheduler:
-        """Continue exactly where `state` was taken.
+        """Continue exactly where `state` was taken; shares declared in a live run stay.
 
         Raises:
             UserError: if another version of the program wrote it.
         """
         require_version(state, STATE_VERSION, "scheduler state")
-        scheduler = cls(tuple(state["domains"]), config)
-        scheduler._domains = {n: DomainTrack.from_state(s) for n, s in state["domains"].items()}
-        scheduler._floor = DeficitCounters.from_state(state["floor"])
-        scheduler._value = DeficitCounters.from_state(state["value"])
-        scheduler._floor_due = float(state["floor_due"])
+        shares = {n: DomainShare.model_validate(s) for n, s in state["shares"].items()}
+        scheduler = cls(tuple(state["domains"]), config.model_copy(update={"domains": shares}))
+        scheduler._quarantined = dict(state["quarantined"])
+        # Another rule than the one that was saved begins anew on the same tracks.
+        if state["policy"] == config.policy:
+            scheduler._policy.load(state["rule"])
+            scheduler._dealer.load(state["dealer"])
+            scheduler._share_D = np.array(state["current"], dtype=np.float64)
+        scheduler._tracks.rows.load(state["tracks"])
+        scheduler._window.rows.load(state["window"])
         scheduler._step = int(state["step"])
+        scheduler._prices = None
+        scheduler._roster_changed()
         return scheduler
 
-    def _deadline(self) -> int:
-        return math.ceil(_DEADLINE_FACTOR * len(self._domains) / self._config.floor)
-
-    def _choose(
-        self, eligible: Sequence[str], floor: Mapping[str, float], costs: Mapping[str, float]
-    ) -> tuple[str, PickReason]:
-        longest = max(eligible, key=lambda n: self._domains[n].wait_picks)
-        if self._domains[longest].wait_picks >= self._deadline():
-            self._floor.charge(longest, floor, costs[longest])
-            return longest, PickReason.FLOOR
-        newest = min(eligible, key=lambda n: self._domains[n].next_index)
-        if self._domains[newest].next_index < self._config.warmup_picks:
+    def _choose(self, eligible: Bools) -> tuple[int, PickReason]:
+        overdue = self._dealer.overdue(eligible, self._deadlines)
+        if overdue is not None:
+            return overdue, PickReason.FLOOR
+        index = np.where(eligible, self._tracks.rows["next_index"], np.inf)
+        newest = int(index.argmin())
+        if index[newest] < self._config.warmup_picks:
             return newest, PickReason.WARMUP
-        if self._floor_due >= 0.0:
-            return self._floor.serve(floor, costs), PickReason.FLOOR
-        return self._value.serve(self._current_shares(eligible), costs), PickReason.VALUE
+        if self._policy.protects and self._dealer.floor_due >= 0.0:
+            return self._dealer.by_floor(eligible, self._wishes.weight_D), PickReason.FLOOR
+        return self._dealer.by_share(eligible, self._share_D), PickReason.VALUE
 
-    def _current_shares(self, eligible: Sequence[str]) -> dict[str, float]:
-        """Smoothed value shares; before the first observation, and for newcomers, the target."""
-        target: dict[str, float] = {}
-        if any(self._domains[n].smoothed_share is None for n in eligible):
-            target = self._target_shares(eligible)
-        shares = {}
-        for n in eligible:
-            smoothed = self._domains[n].smoothed_share
-            shares[n] = target[n] if smoothed is None else smoothed
-        return shares
-
-    def _move_shares(self) -> None:
-        active = self.active()
-        if not active:
-            return
-        target = self._target_shares(active)
-        for n, before in self._current_shares(active).items():
-            self._domains[n].smoothed_share = before + _SHARE_SMOOTHING * (target[n] - before)
-
-    def _target_shares(self, names: Sequence[str]) -> dict[str, float]:
-        """Shares of what lies above the floor."""
-        floor = self._config.floor
-        if floor >= 1.0:
-            return {n: 1.0 / len(names) for n in names}
-        values = self._values()
-        best = max(values[n] for n in names)
-        weight = sum(self._wish(n).weight for n in names)
-        low, high = [], []
-        for n in names:
-            wish = self._wish(n)
-            protected = floor * wish.weight / weight
-            low.append(max(wish.min_share - protected, 0.0) / (1.0 - floor))
-            high.append(min(max(wish.max_share - protected, 0.0) / (1.0 - floor), 1.0))
-        sharpened = [(values[n] / best) ** _SHARPNESS if best > 0.0 else 1.0 for n in names]
-        return dict(zip(names, bounded_shares(sharpened, low, high), strict=True))
-
-    def _slopes(self) -> dict[str, SlopeEstimate]:
-        estimates = [d.line.estimate() for d in self._domains.values()]
-        return dict(zip(self._domains, shrink(estimates), strict=True))
-
-    def _values(self) -> dict[str, float]:
-        costs = self._rollout_costs()
-        return {
-            n: max(slope.mean + _OPTIMISM * slope.sd, 0.0)
-            * self._domains[n].learnability()
-            * self._wish(n).weight
-            / costs[n]
-            for n, slope in self._slopes().items()
-        }
-
-    def _rollout_costs(self) -> dict[str, float]:
-        """Recent cost per rollout; the mean of the others where nothing was observed."""
-        return self._means_or_typical({n: (d.cost, d.rollouts) for n, d in self._domains.items()})
-
-    def _group_costs(self) -> dict[str, float]:
-        """Recent cost per group; the mean of the others where nothing was observed."""
-        return self._means_or_typical({n: (d.cost, d.groups) for n, d in self._domains.items()})
-
-    @staticmethod
-    def _means_or_typical(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        # A cost of (almost) nothing is a rollout that never sampled, not a bargain.
-        means = {n: t / count for n, (t, count) in sums.items() if t > _MIN_COST * count}
-        typical = sum(means.values()) / len(means) if means else 1.0
-        return {n: means.get(n, typical) for n in sums}
-
-    def _wish(self, name: str) -> DomainShare:
-        return self._config.domains.get(name, _DEFAULT_WISH)
-
-
-_DEFAULT_WISH = DomainShare()
-
-
-def check_schedule(domains: Sequence[str], config: DomainScheduleConfig) -> None:
-    """Refuse a mix that no scheduler can serve; for dry runs, before anything is loaded.
-
-    Raises:
-        UserError: no domain, wishes for a domain that is not trained, or shares that cannot be
-            met together.
-    """
-    if not domains:
-        raise UserError("No domain to schedule.", fix="name at least one under `envs`.")
-    assert len(set(domains)) == len(domains), "duplicate domain"
-    unknown = sorted(set(config.domains) - set(domains))
-    if unknown:
-        raise UserError(
-            f"schedule.domains names {unknown[0]!r}, which this run does not train.",
-            fix=f"use one of {', '.join(sorted(domains))}.",
+    def _decide(self) -> None:
+        view = View(
+            step=max(self._step, 0),
+            active_D=self._active,
+            weight_D=self._wishes.weight_D,
+            low_D=self._wishes.low_D,
+            high_D=self._wishes.high_D,
+            cost_D=self._tracks.cost_per_rollout(),
+            learnability_D=self._tracks.learnability(),
+            false_pass_D=self._tracks.rows["false_pass"],
+            pass_DK=self._pass_rates()[:, None],
+            size_D=np.ones(len(self._names)),
         )
-    wishes = {n: config.domains.get(n, _DEFAULT_WISH) for n in domains}
-    least = sum(w.min_share for w in wishes.values())
-    if least > 1.0 + 1e-9:
-        raise UserError(
-            f"The min_share values under schedule.domains sum to {least:g}.",
-            fix="lower them until they sum to at most 1.",
-        )
-    if sum(w.max_share for w in wishes.values()) < 1.0 - 1e-9:
-        raise UserError(
-            "The max_share values under schedule.domains sum to less than 1.",
-            fix="raise one of them, or remove it.",
-        )
-    total = sum(w.weight for w in wishes.values())
-    for name, wish in wishes.items():
-        protected = config.floor * wish.weight / total
-        if wish.max_share < max(wish.min_share, protected):
-            raise UserError(
-                f"schedule.domains.{name}.max_share = {wish.max_share:g} lies below its min_share "
-                f"or its protected floor of {protected:g}.",
-                fix="raise max_share, or lower schedule.floor.",
-            )
+        if self._active.any():
+            self._share_D = self._policy.decide(view)
+
+    def _pass_rates(self) -> Floats:
+        """One half counts as one group, so that nobody begins solved or hopeless."""
+        rows = self._tracks.rows
+        rates: Floats = (rows["passed"] + 0.5) / (rows["groups"] + 1.0)
+        return rates
+
+    def _roster_changed(self) -> None:
+        """Names, quarantine or wishes are others now."""
+        self._row = {name: row for row, name in enumerate(self._names)}
+        self._active = np.array([n not in self._quarantined for n in self._names], dtype=np.bool_)
+        self._active_names = tuple(n for n in self._names if n not in self._quarantined)
+        floor = self._config.floor if self._policy.protects else 0.0
+        self._wishes: Wishes = wishes_above_floor([self._shares[n] for n in self._names], floor)
+        self._deadlines = self._dealer.deadlines(self._wishes.weight_D, self._config.floor)
+        self._prices = None
+
+    def _current_prices(self) -> Prices:
+        if self._prices is None:
+            self._prices = self._tracks.prices()
+        return self._prices
+
+    def _budget_shares(self, row: int) -> tuple[float, float]:
+        """Target share of the whole budget, and the floor's part of it; 0 in quarantine."""
+        if not self._active[row]:
+            return 0.0, 0.0
+        floor = self._config.floor if self._policy.protects else 0.0
+        weight = self._wishes.weight_D
+        protected = floor * float(weight[row] / weight[self._active].sum())
+        above = float(self._share_D[row] / max(self._share_D[self._active].sum(), 1e-300))
+        return (1.0 - floor) * above + protected, protected

@@ -1,79 +1,135 @@
-"""What is known about one domain: where its indices stand, how it goes, what it costs."""
+"""What is known about domains: where their indices stand, how they go, what they cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import numpy as np
 
-from burnish.schedule.slope import DiscountedSlope
+from burnish.schedule.values.columns import Columns, Floats
+from burnish.schedule.values.dealer import Prices
 
-# Discount per observed group of the regression: remembers about 200 groups, the scale on which a
-# pass rate moves visibly.
-_SLOPE_DISCOUNT = 0.995
-# Discount per observed group of rates and costs: about 33 groups, so that a domain that starts or
+# Discount per judged group of rates and costs: about 33 groups, so that a domain that starts or
 # stops carrying signal is noticed within a few steps.
 _RATE_DISCOUNT = 0.97
+# Costs below a billionth of a second or token count as unknown: that is a rollout that never
+# sampled, not a bargain.
+_MIN_COST = 1e-9
+# Part of a group's tokens that is expected to train at least: a domain whose groups are all
+# filtered must not become priceless, since it would then take the whole budget.
+_MIN_TRAINED_RATIO = 0.05
+
+_TOTALS = ("next_index", "num_floor_picks", "num_rollouts", "total_cost", "trained_tokens")
+# Discounted sums over judged groups; `settled` and `tokens` over trained or dropped ones.
+_RECENT = ("judged", "groups", "rollouts", "cost", "passed", "score", "spread", "settled", "tokens")
 
 
-class DomainTrack:
-    """Counters and discounted means of one domain; `state()` holds every field."""
+class Tracks:
+    """Counters and discounted means, a row per domain."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_rows: int) -> None:
         """Nothing seen yet."""
-        self.next_index = 0
-        self.num_floor_picks = 0
-        self.wait_picks = 0
-        self.quarantined: str | None = None
-        self.smoothed_share: float | None = None
-        self.line = DiscountedSlope()
-        self.num_rollouts = 0
-        self.total_cost = 0.0
-        # Discounted sums over observed groups.
-        self.groups = 0.0
-        self.rollouts = 0.0
-        self.cost = 0.0
-        self.passed = 0.0
-        self.score = 0.0
-        self.spread = 0.0
+        self.rows = Columns(num_rows, dict.fromkeys((*_TOTALS, *_RECENT, "false_pass"), 0.0))
 
-    def add(
+    def judged(
         self,
+        row: int,
         *,
+        num_scored: int,
+        cost: float,
         pass_rate: float,
         mean_score: float,
-        score_std: float,
-        num_rollouts: int,
-        cost: float,
+        spread: float,
+        rehearsed: bool = False,
     ) -> None:
-        """Take one judged group."""
-        self.num_rollouts += num_rollouts
-        self.total_cost += cost
-        self.line.add(float(self.num_rollouts), pass_rate, _SLOPE_DISCOUNT)
-        self.groups = self.groups * _RATE_DISCOUNT + 1.0
-        self.rollouts = self.rollouts * _RATE_DISCOUNT + num_rollouts
-        self.cost = self.cost * _RATE_DISCOUNT + cost
-        self.passed = self.passed * _RATE_DISCOUNT + pass_rate
-        self.score = self.score * _RATE_DISCOUNT + mean_score
-        # The spread of a fair coin, 0.5, is the most that scores in [0, 1] can have.
-        self.spread = self.spread * _RATE_DISCOUNT + min(2.0 * score_std, 1.0)
+        """One group came back; a rehearsal, or one without scored rollouts, only cost something."""
+        rows, ok = self.rows, float(num_scored > 0 and not rehearsed)
+        rows["num_rollouts"][row] += num_scored
+        rows["total_cost"][row] += cost
+        for name, value in (
+            ("judged", 1.0),
+            ("groups", ok),
+            ("rollouts", num_scored),
+            ("cost", cost),
+            ("passed", pass_rate * ok),
+            ("score", mean_score * ok),
+            ("spread", spread * ok),
+        ):
+            column = rows[name]
+            # A failed group says nothing about how a domain goes, so it makes no memory fade.
+            keep = _RATE_DISCOUNT if ok or name in ("judged", "rollouts", "cost") else 1.0
+            column[row] = column[row] * keep + value
 
-    def learnability(self) -> float:
+    def judged_many(
+        self,
+        *,
+        num_groups_D: Floats,
+        num_scored_D: Floats,
+        cost_D: Floats,
+        pass_rate_D: Floats,
+        spread_D: Floats,
+    ) -> None:
+        """A step's groups at once; `spread_D` is their sum."""
+        rows = self.rows
+        rows["num_rollouts"] += num_scored_D
+        rows["total_cost"] += cost_D
+        keep = _RATE_DISCOUNT**num_groups_D
+        good_D = np.where(num_scored_D > 0, num_groups_D, 0.0)
+        keep_good = _RATE_DISCOUNT**good_D
+        # Groups of one step count as equally old.
+        for name, value, kept in (
+            ("judged", num_groups_D, keep),
+            ("rollouts", num_scored_D, keep),
+            ("cost", cost_D, keep),
+            ("groups", good_D, keep_good),
+            ("passed", pass_rate_D * good_D, keep_good),
+            ("score", pass_rate_D * good_D, keep_good),
+            ("spread", spread_D, keep_good),
+        ):
+            rows[name] = rows[name] * kept + value
+
+    def settled(self, row: int, tokens: float) -> None:
+        """A group was trained on so many tokens, or dropped with none."""
+        for name, value in (("settled", 1.0), ("tokens", tokens)):
+            column = self.rows[name]
+            column[row] = column[row] * _RATE_DISCOUNT + value
+        self.rows["trained_tokens"][row] += tokens
+
+    def settled_many(self, num_groups_D: Floats, tokens_D: Floats) -> None:
+        """A step's groups at once."""
+        keep = _RATE_DISCOUNT**num_groups_D
+        self.rows["settled"] = self.rows["settled"] * keep + num_groups_D
+        self.rows["tokens"] = self.rows["tokens"] * keep + tokens_D
+        self.rows["trained_tokens"] += tokens_D
+
+    def learnability(self) -> Floats:
         """Mean spread of scores in a group, 0 to 1; one optimistic group stands in for no data.
 
         For pass/fail this is the mean of 2 * sqrt(p * (1 - p)): nothing is learned from groups
         that all pass or all fail.
         """
-        return (self.spread + 1.0) / (self.groups + 1.0)
+        learnability: Floats = (self.rows["spread"] + 1.0) / (self.rows["groups"] + 1.0)
+        return learnability
 
-    def state(self) -> dict[str, Any]:
-        """All fields as JSON values."""
-        return {**vars(self), "line": self.line.state()}
+    def cost_per_rollout(self) -> Floats:
+        """Recent cost per scored rollout; the mean of the others where nothing was observed."""
+        # One rollout more than was scored: a domain in which all fail is dear, not priceless.
+        unscored = self.rows["rollouts"] < 1.0
+        rollouts = np.where(unscored & (self.rows["cost"] > 0), 1.0, self.rows["rollouts"])
+        return _means_or_typical(self.rows["cost"], rollouts)
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> DomainTrack:
-        """Rebuild exactly."""
-        track = cls()
-        assert vars(track).keys() == state.keys()
-        vars(track).update(state)
-        track.line = DiscountedSlope.from_state(state["line"])
-        return track
+    def prices(self) -> Prices:
+        """Recent cost and trained tokens per group."""
+        cost = _means_or_typical(self.rows["cost"], self.rows["judged"])
+        tokens = _means_or_typical(self.rows["tokens"], self.rows["settled"])
+        return Prices(cost, np.maximum(tokens, _MIN_TRAINED_RATIO * tokens.mean()))
+
+    def mean(self, row: int, name: str) -> float | None:
+        """Recent mean per scored group, None before the first."""
+        groups = self.rows["groups"][row]
+        return float(self.rows[name][row] / groups) if groups else None
+
+
+def _means_or_typical(totals: Floats, counts: Floats) -> Floats:
+    known = totals > _MIN_COST * counts
+    means = totals / np.where(known, counts, 1.0)
+    typical = float(means[known].mean()) if known.any() else 1.0
+    return np.where(known, means, typical)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from burnish.core.disk import write_atomically
+from burnish.core.group_id import parse_group_id
 from burnish.core.records import CreditSpan, Group, Message, Rollout, Turn, Verdict
 from burnish.store.schema import ADVANTAGES, ROLLOUTS
 from burnish.store.segments import (
@@ -161,7 +162,7 @@ def write_evaluation(path: Path, rollouts: Sequence[Rollout]) -> None:
     """
     rows = []
     for rollout in rollouts:
-        index = int(rollout.group_id.rpartition("/")[2])
+        index = parse_group_id(rollout.group_id).item
         rows.append(rollout_row(rollout, index, rollout.oldest_version))
     write_atomically(path, to_parquet(rows, ROLLOUTS))
 

@@ -36,6 +36,13 @@ TRAINED_TOKENS = _metric(
 DOMAIN_SHARE = _metric(
     "domain_share", "ratio", _LAST, "Share of new groups that the schedule gives.", "domain"
 )
+DOMAIN_MAX_GAP = _metric(
+    "domain_max_gap",
+    "groups",
+    _LAST,
+    "Most groups of others that a domain can ever wait for its next one.",
+    "domain",
+)
 
 # Optimisation
 LOSS = _metric("loss", "1", _MEAN, "Total loss of the step.")

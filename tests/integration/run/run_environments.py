@@ -24,6 +24,11 @@ class Letters:
     digest = "sha256:" + "1" * 64
     tools: tuple[ToolSpec, ...] = ()
     letter = "e"
+    num_tiers = 3
+
+    def tier(self, task: Task) -> int:
+        tier: int = task.payload["count"] - 3
+        return tier
 
     def task(self, split: Split, index: int) -> Task:
         count = 3 + index % 3

@@ -7,6 +7,11 @@ MISTAKES = {
     "unknown key": (["--set", "train.learning_rate=1"], "learning_rate"),
     "wrong type": (["--set", "run.steps=many"], "run.steps"),
     "unknown domain": (["--set", "domains.chain_sums.environment=chain_sums"], "chain_sum"),
+    "a rule for simulations": (["--set", "schedule.policy=tac"], "schedule.policy"),
+    "seconds in a deterministic run": (
+        ["--set", "run.deterministic=true", "--set", "schedule.cost_unit=seconds"],
+        "schedule.cost_unit",
+    ),
     "missing model": (["--set", "model.source=/nowhere/model.gguf"], "/nowhere/model.gguf"),
     "no such module": (["--set", "domains.x.environment=no_such_module:Thing"], "no_such_module"),
 }

@@ -21,9 +21,12 @@ from burnish.cli.main import main
 from burnish.envs import registry
 from burnish.quality.report import ProbeVerdict, QualityReport
 
+CONTROL = ("status", "pause", "resume", "stop", "add", "remove", "share")
 COMMANDS = (
     *("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain"),
-    "bench engine",
+    *("bench engine", "simulate"),
+    *(f"control {verb}" for verb in CONTROL),
+    *(f"jobs {verb}" for verb in ("serve", "submit", "list", "cancel", "stop")),
 )
 SANDBOX_FLAGS = {
     "create": ["--allow", "--deterministic", "--image", "--json", "--privileges"],
@@ -93,6 +96,13 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "env play": ["--index", "--json", "--split"],
         "config explain": ["--config", "--json", "--set", "-c"],
         "bench engine": ["--json", "--plot", "--quick", "--set"],
+        "simulate": ["--json", "--plot", "--policy", "--seeds", "--tier"],
+        **{f"control {verb}": ["--json"] for verb in CONTROL},
+        "control add": ["--environment", "--json", "--max-share", "--min-share", "--weight"],
+        "control share": ["--false-pass", "--json", "--max-share", "--min-share", "--weight"],
+        **{f"jobs {verb}": ["--directory", "--json"] for verb in ("list", "cancel", "stop")},
+        "jobs serve": ["--directory", "--json", "--quota", "--units"],
+        "jobs submit": ["--directory", "--json", "--priority", "--set", "--tenant", "--units"],
     }
 
 

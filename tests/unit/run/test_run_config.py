@@ -4,7 +4,7 @@ from burnish.core.config import Config, flatten, load_config
 from burnish.core.errors import UserError
 from burnish.core.toml_text import dotted
 from burnish.run.config import RunConfig
-from burnish.schedule.breakers import BreakerConfig
+from burnish.schedule.breakers.base import BreakerConfig
 from burnish.schedule.length_audit import LengthAuditConfig
 from burnish.schedule.picks import DomainShare
 

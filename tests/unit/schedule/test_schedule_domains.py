@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
-from burnish.schedule.domains import DomainScheduler, check_schedule
+from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare, PickReason
+from burnish.schedule.wishes import check_live, check_schedule
 
 NAMES = [f"d{i}" for i in range(8)]
 
@@ -144,7 +145,7 @@ def test_shares_always_sum_to_one_and_stay_within_their_bounds(costs, scale):
     assert math.isclose(sum(shares.values()), 1.0, rel_tol=1e-9)
     assert shares[NAMES[0]] >= 0.3 - 1e-9
     assert shares[NAMES[1]] <= 0.6 + 1e-9
-    assert min(shares.values()) >= 0.15 / n - 1e-9
+    assert min(shares.values()) >= DomainScheduleConfig().floor / n - 1e-9
 
 
 def test_saturated_and_hopeless_domains_fall_to_the_floor_and_no_lower():
@@ -277,3 +278,40 @@ def test_a_state_of_another_version_is_refused():
     state = {**make().state(), "version": 99}
     with pytest.raises(UserError, match="99"):
         DomainScheduler.from_state(state, DomainScheduleConfig())
+
+
+@pytest.mark.parametrize(
+    ("settings", "deterministic", "named"),
+    [
+        ({"policy": "tac"}, False, "tac"),
+        ({"cost_unit": "seconds"}, True, "cost_unit"),
+        ({"cost_unit": "dominant"}, True, "cost_unit"),
+        ({"cost_unit": "seconds"}, False, None),
+        ({}, True, None),
+    ],
+)
+def test_what_a_run_cannot_do_is_refused_before_it_begins(settings, deterministic, named):
+    config = DomainScheduleConfig(**settings)
+    if named is None:
+        check_live(config, deterministic=deterministic)
+    else:
+        with pytest.raises(UserError, match=named):
+            check_live(config, deterministic=deterministic)
+
+
+def test_a_rehearsal_costs_but_says_nothing_about_progress():
+    plain, rehearsing = make(2), make(2)
+    for scheduler, rehearsed in ((plain, False), (rehearsing, True)):
+        for step in range(4):
+            scheduler.observe(
+                "d0",
+                pass_rate=1.0,
+                mean_score=1.0,
+                num_rollouts=8,
+                cost_tokens=10.0,
+                step=step,
+                rehearsed=rehearsed,
+            )
+    assert plain.table()[0].pass_rate == 1.0
+    assert rehearsing.table()[0].pass_rate is None
+    assert plain.table()[0].cost_ratio == rehearsing.table()[0].cost_ratio == 1.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from burnish.core.errors import ClassifiedFailure, boundary
@@ -64,8 +64,9 @@ async def run_episode(
     renderer: Renderer,
     environment: Environment,
     context: EpisodeContext,
+    priority: Callable[[int], int] = lambda turn: 0,
 ) -> Rollout:
-    """Play one episode and judge it.
+    """Play one episode and judge it; `priority` of a turn is asked for just before its request.
 
     Raises:
         ClassifiedFailure: whatever went wrong that is not the policy's doing.
@@ -75,7 +76,7 @@ async def run_episode(
         episode = await _bounded(environment.start(plan.task, context), plan.step_timeout_s)
     try:
         stream = TokenStream(renderer.prompt(plan.task.prompt, environment.tools))
-        messages = await _play(plan, stream, engine, renderer, episode)
+        messages = await _play(plan, stream, engine, renderer, episode, priority)
         with boundary(FailureKind.VERIFIER, f"{where}.verdict"):
             verdict = _checked(await _bounded(episode.verdict(), plan.step_timeout_s))
     finally:
@@ -95,7 +96,12 @@ async def run_episode(
 
 
 async def _play(
-    plan: EpisodePlan, stream: TokenStream, engine: Engine, renderer: Renderer, episode: Episode
+    plan: EpisodePlan,
+    stream: TokenStream,
+    engine: Engine,
+    renderer: Renderer,
+    episode: Episode,
+    priority: Callable[[int], int],
 ) -> list[Message]:
     messages: list[Message] = []
     for turn in range(plan.task.max_turns):
@@ -113,6 +119,7 @@ async def _play(
                 seed=derive_seed(plan.seed, "turn", turn),
             ),
             session_id=plan.rollout_id,
+            priority=priority(turn),
         )
         with boundary(FailureKind.INFRA, "engine.generate"):
             generation = await engine.generate(request)

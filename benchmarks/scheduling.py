@@ -1,0 +1,167 @@
+"""Which policy learns most from a budget, on nine families of simulated domains.
+
+    python benchmarks/scheduling.py [--quick] [--tier s|m|l] [--seeds N] [--plot FILE] [--json FILE]
+
+Every policy runs on the same held-out seeds. `gap closed` is the part of the way from uniform to an
+oracle that knows every domain's true gain. Targets stand in the rows; a missed one says so.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burnish.plan.comparison import Comparison, compare
+from burnish.plan.learning.families import FAIR, FAMILIES, ORACLE, SCENARIOS
+from burnish.plan.learning.starvation import drive_randomly
+from burnish.plan.picture import draw
+from burnish.plan.scenario import Tier
+from burnish.schedule.domains import DomainScheduler
+from burnish.schedule.picks import DomainScheduleConfig
+from burnish.schedule.values.names import PolicyName
+
+EASY = ("clean", "traps", "cost_skew")
+CHANGING = ("prerequisites", "interference", "non_stationary")
+
+
+def row(
+    name: str, value: float, unit: str, target: float, *, peer: str = "", peer_value: float = 0.0,
+    at_least: bool = True, n: int = 0, note: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    ratio = value / peer_value if peer_value else None
+    return {
+        "name": name, "value": value, "unit": unit, "peer": peer or None,
+        "peer_value": peer_value or None, "ratio": ratio, "target": target,
+        "ok": bool(value >= target if at_least else value <= target), "n": n, "note": note,
+    }  # fmt: skip
+
+
+def auc(done: Comparison, policy: str) -> float:
+    return done.of(policy).metrics["auc"].mean
+
+
+def family_rows(done: Comparison) -> list[dict[str, Any]]:
+    name, n = done.scenario, done.num_seeds
+    ours, uniform, oracle = auc(done, "value"), auc(done, "uniform"), auc(done, ORACLE)
+    equal = auc(done, "equal_cost")
+    spread = done.of("value").metrics["auc"].half_width
+    rows = []
+    if name in EASY + CHANGING:
+        closed = (ours - uniform) / max(oracle - uniform, 1e-9)
+        aim = 0.85 if name in EASY else 0.70
+        note = f"AUC {ours:.4f} +- {spread:.4f}, equal cost closes "
+        note += f"{(equal - uniform) / max(oracle - uniform, 1e-9):.2f}"
+        rows.append(row(f"{name}: gap closed", closed, "ratio", aim, n=n, note=note))
+    for policy, aim in (("uniform", 1.20), ("equal_cost", 1.05), ("sec", 1.25), ("dump", 1.25)):
+        if name not in EASY:
+            continue
+        peer = auc(done, policy)
+        rows.append(
+            row(f"{name}: AUC over {policy}", ours / peer, "ratio", aim,
+                peer=policy, peer_value=peer, n=n)
+        )  # fmt: skip
+    rows.append(
+        row(f"{name}: AUC over equal_cost, floor", ours / equal, "ratio", 0.99,
+            peer="equal_cost", peer_value=equal, n=n)
+    )  # fmt: skip
+    return rows
+
+
+def other_rows(done: dict[str, Comparison], tier: Tier) -> list[dict[str, Any]]:
+    traps, clean = done["traps"], done["clean"]
+    n = traps.num_seeds
+
+    def figure(c: Comparison, policy: str, name: str) -> float:
+        return c.of(policy).metrics[name].mean
+
+    share = figure(traps, "value", "trap_share") / figure(traps, "uniform", "trap_share")
+    gap = max(figure(c, "value", "gap_p99") for c in done.values())
+    late = sum(figure(c, "value", "late") for c in done.values())
+    fair = figure(clean, FAIR, "gain_p5") - figure(clean, "equal_cost", "gain_p5")
+    return [
+        row("traps: share of uniform's", share, "ratio", 0.5, at_least=False, n=n),
+        row("hacked verifier throttled after the audit", figure(traps, "value", "throttle_steps"),
+            "steps", 50, at_least=False, n=n),
+        row(f"p99 gap between services, tier {tier}", gap, "steps", 30, at_least=False, n=n,
+            note="the worst family"),
+        row("waits beyond the simulated bound", late, "count", 0, at_least=False, n=n),
+        row("P5 gain with fairness 0.5, less equal cost's", fair, "ratio", 0.0, n=n),
+    ]  # fmt: skip
+
+
+def static_row() -> dict[str, Any]:
+    """Trained-token ratios under filters, failures and staleness, with declared weights."""
+    from burnish.plan.learning.ratio_check import ratio_error
+
+    errors = [ratio_error(seed) for seed in range(1000, 1010)]
+    return row("static: trained-token ratio error over 20 steps, L1", statistics.mean(errors),
+               "ratio", 0.02, at_least=False, n=10, note=f"worst {max(errors):.4f}")  # fmt: skip
+
+
+def speed_rows(num_domains: int, num_decisions: int) -> list[dict[str, Any]]:
+    names = [f"d{i}" for i in range(num_domains)]
+    scheduler = DomainScheduler(names, DomainScheduleConfig(warmup_picks=0))
+    rng = np.random.default_rng(0)
+    rates, costs = rng.random(num_decisions), rng.lognormal(3.0, 1.0, num_decisions)
+    taken = []
+    for i in range(num_decisions):
+        start = time.perf_counter()
+        pick = scheduler.next()
+        taken.append(time.perf_counter() - start)
+        assert pick is not None
+        observed = time.perf_counter()
+        scheduler.observe(pick.domain, pass_rate=float(rates[i]), mean_score=0.5, num_rollouts=8,
+                          cost_tokens=float(costs[i]), step=i // 512)  # fmt: skip
+        taken[-1] += time.perf_counter() - observed
+    p99 = sorted(taken)[int(0.99 * len(taken))] * 1e3
+    rate = len(taken) / sum(taken)
+    note = "a decision with its observation, share updates every 512 groups included"
+    return [
+        row("decisions, 1,000 domains", rate, "1/s", 10_000, n=num_decisions, note=note),
+        row("decision p99, 1,000 domains", p99, "ms", 5.0, at_least=False, n=num_decisions),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--tier", default="s", choices=[t.value for t in Tier])
+    parser.add_argument("--seeds", type=int, default=0)
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--policy", action="append")
+    options = parser.parse_args()
+    tier = Tier(options.tier)
+    seeds = options.seeds or (2 if options.quick else 5)
+    needed = ["value", FAIR, "uniform", "equal_cost", "sec", "dump", ORACLE]
+    every = [p.value for p in PolicyName] + [FAIR, ORACLE]
+    policies = needed if options.quick or tier is Tier.L else every
+    start = time.perf_counter()
+    done = {s.name: compare(s, policies, tier, seeds) for s in SCENARIOS}
+    took = time.perf_counter() - start
+    rows = [r for name in FAMILIES for r in family_rows(done[name])]
+    rows += other_rows(done, tier)
+    rows.append(static_row())
+    steps = 10_000 if options.quick else 1_000_000
+    rows.append(row("starvation-bound violations, random use", drive_randomly(steps, seed=1000),
+                    "count", 0, at_least=False, n=steps))  # fmt: skip
+    rows += speed_rows(1000, 2_000 if options.quick else 20_000)
+    limit = {Tier.S: 60, Tier.M: 600, Tier.L: 900}[tier]
+    name = f"tier {tier}: all families, {len(policies)} policies, {seeds} seeds"
+    rows.append(row(name, took, "s", limit, at_least=False, n=1))
+    for r in rows:
+        mark = "ok  " if r["ok"] else "MISS"
+        print(f"{mark} {r['name']:55} {r['value']:10.4g} {r['unit']:6} target {r['target']:g}  "
+              f"{r['note']}")  # fmt: skip
+    if options.plot:
+        draw(list(done.values()), options.plot)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Capacity and what-if: simulators that drive the real policies."""

@@ -1,0 +1,165 @@
+"""Policies on one scenario over several seeds, with intervals."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, NamedTuple
+
+from burnish.core.errors import UserError
+from burnish.plan.registry import scenario as by_name
+from burnish.plan.scenario import Curve, Scenario, Tier, Trial
+
+# Seeds that no constant was chosen on: those below were used for that.
+HELD_OUT_SEED = 1000
+# Two-sided 95 % quantiles of Student's t by degrees of freedom; the normal one beyond.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
+
+
+class Interval(NamedTuple):
+    """A mean over seeds."""
+
+    mean: float
+    """Of the seeds that have the figure; nan if none has."""
+    half_width: float
+    """Of the 95 % interval; nan from one seed."""
+
+
+class Result(NamedTuple):
+    """One policy."""
+
+    policy: str
+    """Its name."""
+    metrics: dict[str, Interval]
+    """Over seeds."""
+    trials: tuple[Trial, ...]
+    """By seed."""
+
+
+class Comparison(NamedTuple):
+    """All policies on one scenario."""
+
+    scenario: str
+    """Its name."""
+    tier: Tier
+    """How large."""
+    num_seeds: int
+    """Worlds."""
+    results: tuple[Result, ...]
+    """Best first, by the first metric."""
+
+    def of(self, policy: str) -> Result:
+        """The result of a policy that was asked for."""
+        return next(r for r in self.results if r.policy == policy)
+
+
+def tier_of(text: str) -> Tier:
+    """A tier by its letter.
+
+    Raises:
+        UserError: for another letter.
+    """
+    try:
+        return Tier(text.lower())
+    except ValueError:
+        raise UserError(f"There is no tier {text!r}.", fix="use s, m or l.") from None
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Student's interval of a mean."""
+    known = [v for v in values if not math.isnan(v)]
+    if not known:
+        return Interval(math.nan, math.nan)
+    mean = sum(known) / len(known)
+    if len(known) == 1:
+        return Interval(mean, math.nan)
+    variance = sum((v - mean) ** 2 for v in known) / (len(known) - 1)
+    df = len(known) - 1
+    quantile = _T95[df - 1] if df <= len(_T95) else 1.96
+    return Interval(mean, quantile * math.sqrt(variance / len(known)))
+
+
+def compare(
+    scenario: Scenario,
+    policies: Sequence[str],
+    tier: Tier,
+    num_seeds: int,
+    *,
+    first_seed: int = HELD_OUT_SEED,
+) -> Comparison:
+    """Run every policy on the same seeds, on all cores.
+
+    Raises:
+        UserError: for a policy that the scenario does not know, or no seeds.
+    """
+    unknown = [p for p in policies if p not in scenario.policies()]
+    if unknown:
+        known = ", ".join(scenario.policies())
+        raise UserError(
+            f"{scenario.name} has no policy {unknown[0]!r}.", fix=f"use one of {known}."
+        )
+    if num_seeds < 1:
+        raise UserError(f"{num_seeds} seeds show nothing.", fix="use --seeds 3 or more.")
+    jobs = [
+        (scenario.name, policy, tier, first_seed + i)
+        for policy in policies
+        for i in range(num_seeds)
+    ]
+    trials = _run_all(jobs)
+    results = []
+    for number, policy in enumerate(policies):
+        own = tuple(trials[number * num_seeds : (number + 1) * num_seeds])
+        metrics = {n: interval([t.metrics[n] for t in own]) for n in own[0].metrics}
+        results.append(Result(policy, metrics, own))
+    results.sort(key=lambda r: -next(iter(r.metrics.values())).mean)
+    return Comparison(scenario.name, tier, num_seeds, tuple(results))
+
+
+def record(comparison: Comparison) -> dict[str, Any]:
+    """For programs; figures that do not exist are null."""
+
+    def number(value: float) -> float | None:
+        return None if math.isnan(value) else value
+
+    return {
+        "scenario": comparison.scenario,
+        "tier": comparison.tier.value,
+        "num_seeds": comparison.num_seeds,
+        "results": [
+            {
+                "policy": r.policy,
+                "metrics": {
+                    n: {"mean": number(i.mean), "half_width_95": number(i.half_width)}
+                    for n, i in r.metrics.items()
+                },
+            }
+            for r in comparison.results
+        ],
+    }
+
+
+def mean_curve(trials: Sequence[Trial], number: int = 0) -> Curve:
+    """The pointwise mean of one curve over seeds."""
+    curves = [t.curves[number] for t in trials]
+    points = tuple(
+        (ps[0][0], sum(y for _, y in ps) / len(ps))
+        for ps in zip(*(c.points for c in curves), strict=True)
+    )
+    return Curve(curves[0].name, curves[0].x_label, points)
+
+
+def _run_all(jobs: Sequence[tuple[str, str, Tier, int]]) -> list[Trial]:
+    workers = min(len(jobs), os.cpu_count() or 1)
+    if workers <= 1:
+        return [_run(job) for job in jobs]
+    # Spawned, since a fork would copy the threads' locks of whoever calls.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_run, jobs, chunksize=max(len(jobs) // (8 * workers), 1)))
+
+
+def _run(job: tuple[str, str, Tier, int]) -> Trial:
+    name, policy, tier, seed = job
+    return by_name(name).run(policy, tier, seed)

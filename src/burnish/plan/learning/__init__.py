@@ -1,0 +1,1 @@
+"""How domains learn under a policy, without a model."""

@@ -1,0 +1,1 @@
+"""The rollout and training pipeline as a discrete-event simulation."""

@@ -1,0 +1,1 @@
+"""The control socket of a live run: look at it, and change it, from outside."""

@@ -1,0 +1,39 @@
+"""Asks a live run."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from burnish.core.errors import UserError
+from burnish.core.records import Record
+from burnish.run.control.messages import Answer
+from burnish.run.control.server import ShortName
+
+# Adding a domain runs the quality gate first, which can take minutes.
+_ANSWER_S = 600.0
+
+
+def ask(path: Path, request: Record) -> Answer:
+    """Send one request to the socket at `path`.
+
+    Raises:
+        UserError: nobody listens there, or the socket is another user's.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(_ANSWER_S)
+            with ShortName(path) as name:
+                link.connect(name)
+            link.sendall(msgspec.json.encode(request) + b"\n")
+            line = link.makefile("rb").readline()
+    except OSError as error:
+        raise UserError(
+            f"{path.parent} does not answer ({error.strerror or error}).",
+            fix="name the directory of a run that trains now, or start `burnish jobs serve`.",
+        ) from error
+    if not line:
+        raise UserError(f"{path.parent} hung up.", fix="ask again; it may have just ended.")
+    return msgspec.json.decode(line, type=Answer)

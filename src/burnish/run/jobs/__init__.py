@@ -1,0 +1,1 @@
+"""A daemon that lets several runs share this machine."""

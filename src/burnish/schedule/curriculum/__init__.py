@@ -1,0 +1,1 @@
+"""Which items of a domain: tiers of difficulty, mastered items, group sizes, filters."""

@@ -1,0 +1,1 @@
+"""Which part of the budget each domain gets: one interface, many rules."""

@@ -1,0 +1,102 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from burnish.core.errors import UserError
+from burnish.plan.comparison import compare, interval, record
+from burnish.plan.learning.families import FAMILIES, POLICIES, scheduler_for
+from burnish.plan.learning.world import Family, Size, World
+from burnish.plan.picture import draw
+from burnish.plan.registry import scenario, scenarios
+from burnish.plan.scenario import Tier
+
+SMALL = Size(20, 30, 16.0, 8)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_policy_spends_the_budget_and_keeps_skills_finite(family):
+    for policy in POLICIES:
+        world = World(FAMILIES[family][1], SMALL, 0)
+        scheduler, rng = scheduler_for(policy, world), np.random.default_rng(0)
+        spent = 0.0
+        for _ in range(SMALL.num_steps):
+            result = world.step(scheduler.plan(320.0, world.active(), rng))
+            scheduler.observe(result)
+            spent += result.cost_D.sum()
+        assert np.isfinite(world.skill).all()
+        assert 0.0 <= world.score() <= 1.0
+        assert spent > 0.2 * 320.0 * SMALL.num_steps
+
+
+def test_equal_seeds_give_equal_trials():
+    one, other = (scenario("traps").run("value", Tier.S, 3) for _ in range(2))
+    assert json.dumps(one.metrics) == json.dumps(other.metrics)
+    assert one.curves == other.curves
+
+
+def test_a_simulated_scheduler_resumes_bit_for_bit():
+    def scores(cut):
+        world = World(FAMILIES["traps"][1], SMALL, 5)
+        scheduler, rng = scheduler_for("value", world), np.random.default_rng(1)
+        for step in range(SMALL.num_steps):
+            if step == cut:
+                state = json.loads(json.dumps(scheduler.state()))
+                scheduler = scheduler_for("value", world)
+                scheduler.load(state)
+            scheduler.observe(world.step(scheduler.plan(320.0, world.active(), rng)))
+        return world.true_pass().tolist()
+
+    assert scores(None) == scores(17)
+
+
+def test_no_domain_waits_beyond_the_bound_and_value_beats_uniform_and_published_bandits():
+    names = ("value", "uniform", "sec", "dump")
+    done = compare(scenario("clean"), names, Tier.S, 2)
+    auc = {name: done.of(name).metrics["auc"].mean for name in names}
+    assert done.of("value").metrics["late"].mean == 0
+    assert auc["value"] > 1.05 * max(auc["uniform"], auc["sec"], auc["dump"])
+
+
+def test_a_hacked_verifier_shows_more_than_is_true_and_audits_say_how_much():
+    hacked = Family((0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0))
+    world = World(hacked, SMALL, 0)
+    for _ in range(SMALL.num_steps):
+        world.step(np.full((20, 4), 200.0))
+    assert (world.shown_pass() > world.true_pass()).all()
+    deserved = (1.0 - world.audit()) * world.shown_pass().mean(axis=1)
+    assert np.allclose(deserved, world.true_pass().mean(axis=1))
+
+
+def test_intervals_are_students():
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert math.isclose(found.half_width, 4.303 / math.sqrt(3), rel_tol=1e-3)
+    assert math.isnan(interval([math.nan]).mean)
+    assert interval([math.nan, 4.0]).mean == 4.0
+
+
+def test_pictures_and_records_hold_every_policy(tmp_path):
+    done = compare(scenario("gaming"), ("value", "uniform"), Tier.S, 1)
+    for name in ("a.svg", "a.html"):
+        draw([done], tmp_path / name)
+        text = (tmp_path / name).read_text()
+        assert "uniform" in text
+        assert "polyline" in text
+    assert {r["policy"] for r in json.loads(json.dumps(record(done)))["results"]} == {
+        "value",
+        "uniform",
+    }
+    with pytest.raises(UserError, match="cannot be written"):
+        draw([done], tmp_path / "missing" / "a.svg")
+
+
+def test_wrong_names_and_numbers_are_refused_with_a_fix():
+    with pytest.raises(UserError, match="clear"):
+        scenario("clear")
+    with pytest.raises(UserError, match="best"):
+        compare(scenario("clean"), ("best",), Tier.S, 1)
+    with pytest.raises(UserError, match="0 seeds"):
+        compare(scenario("clean"), ("value",), Tier.S, 0)
+    assert len(scenarios()) == 12
