@@ -44,22 +44,37 @@ def check_engine(config: RunConfig) -> None:
             f"{engine.draft_model!r}.",
             fix='set both, or neither: "draft" guesses with that model.',
         )
+    if engine.backend is EngineBackend.LOCAL:
+        _check_local(config)
+    else:
+        _check_remote(config)
+
+
+def _check_local(config: RunConfig) -> None:
+    engine = config.engine
+    if engine.remote.urls:
+        raise UserError(
+            'engine.remote.urls is set, but engine.backend is "local".',
+            fix="set engine.backend to vllm or sglang, or remove the URLs.",
+        )
     if engine.device != "cpu" and engine.canary_tolerance == 0.0:
         raise UserError(
             f"engine.canary_tolerance = 0 demands equal bits, which {engine.device} and the "
             "trainer's processors do not give.",
             fix="set engine.canary_tolerance, 0.05 for instance.",
         )
-    if engine.backend is EngineBackend.LOCAL:
-        if engine.remote.urls:
-            raise UserError(
-                'engine.remote.urls is set, but engine.backend is "local".',
-                fix="set engine.backend to vllm or sglang, or remove the URLs.",
-            )
-        limits = core_limits(config)
-        limits.check()
-        limits.kv.check(limits.page_size, None)
-        return
+    limits = core_limits(config)
+    limits.check()
+    limits.kv.check(limits.page_size, None)
+
+
+def _check_remote(config: RunConfig) -> None:
+    engine = config.engine
+    if engine.device != "cpu":
+        raise UserError(
+            f'engine.device is for the engine of this process, not "{engine.backend}".',
+            fix='set engine.device = "cpu"; servers choose theirs when they are started.',
+        )
     if engine.speculation is not Speculation.OFF:
         raise UserError(
             f'engine.speculation is for the engine of this process, not "{engine.backend}".',

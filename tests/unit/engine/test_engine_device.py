@@ -92,3 +92,9 @@ def test_equal_bits_are_not_asked_of_another_device() -> None:
     with pytest.raises(UserError, match="canary_tolerance"):
         check_engine(config)
     check_engine(RunConfig.model_validate({"engine": {"device": "cuda", "canary_tolerance": 0.05}}))
+
+
+def test_servers_choose_their_own_device() -> None:
+    engine = {"backend": "vllm", "device": "cuda", "remote": {"urls": ["http://127.0.0.1:1"]}}
+    with pytest.raises(UserError, match=r"engine\.device is for the engine of this process"):
+        check_engine(RunConfig.model_validate({"engine": engine}))
