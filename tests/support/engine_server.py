@@ -76,6 +76,7 @@ class EngineServer:
         self.kind, self._initial = kind, state
         self.label = "default"
         self.device = "cuda"
+        self.metrics: str | None = None
         self.running = self.most_running = 0
         self.num_pauses = 0
         self.is_paused = False
@@ -323,6 +324,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
             "lora_config": {"max_lora_rank": 8},
             "device_config": {"device": server.device},
             "structured_outputs_config": {"backend": "guidance"},
+            "speculative_config": {"method": "ngram"} if server.metrics is not None else None,
         }
         return web.json_response({"vllm_config": config})
 
@@ -417,6 +419,9 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
     async def check(http: web.Request) -> web.Response:
         return web.json_response({"checksums": {}})
 
+    async def metrics(http: web.Request) -> web.Response:
+        return web.Response(text=server.metrics)
+
     async def load_adapter(http: web.Request) -> web.Response:
         body = await http.json()
         if not body["lora_name"] or not body["lora_path"]:
@@ -432,6 +437,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
         web.get("/v1/models", models),
         web.get("/server_info", info),
         web.get("/health", check),
+        web.get("/metrics", metrics),
         web.get("/weight_info", label),
         web.post("/inference/v1/generate", generate),
         web.post("/pause", pause),

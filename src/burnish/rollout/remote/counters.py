@@ -2,6 +2,7 @@
 
 from burnish.rollout.engine.histogram import Timer
 from burnish.rollout.engine.stats import EngineStats
+from burnish.rollout.remote.dialect import Drafts
 
 
 class Counters:
@@ -12,7 +13,22 @@ class Counters:
         self.sampled_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.adapted_tokens = self.held_tokens = 0
         self.num_requests = self.num_moves = self.num_failures = 0
+        self.drafts = Drafts(0, 0)
+        self._last_drafts: dict[str, Drafts] = {}
         self.queue, self.first_token, self.inter_token = Timer(), Timer(), Timer()
+
+    def note_drafts(self, url: str, now: Drafts | None) -> None:
+        """Take in what a server counts: from the first look on, and anew after a restart."""
+        if now is None:
+            return
+        last = self._last_drafts.get(url, now)
+        if now.drafted_tokens < last.drafted_tokens:
+            last = Drafts(0, 0)
+        self._last_drafts[url] = now
+        self.drafts = Drafts(
+            self.drafts.drafted_tokens + now.drafted_tokens - last.drafted_tokens,
+            self.drafts.accepted_tokens + now.accepted_tokens - last.accepted_tokens,
+        )
 
     def snapshot(
         self,
@@ -35,8 +51,8 @@ class Counters:
             num_preemptions=0,
             num_swaps=0,
             num_failed=self.num_failures,
-            drafted_tokens=0,
-            accepted_tokens=0,
+            drafted_tokens=self.drafts.drafted_tokens,
+            accepted_tokens=self.drafts.accepted_tokens,
             undrafted=(),
             adapted_tokens=self.adapted_tokens,
             held_tokens=self.held_tokens,

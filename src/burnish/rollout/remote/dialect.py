@@ -94,6 +94,15 @@ class ServerFacts(NamedTuple):
     """Languages of grammars that it reads."""
 
 
+class Drafts(NamedTuple):
+    """What a server guessed since it started."""
+
+    drafted_tokens: int
+    """Guesses that were checked."""
+    accepted_tokens: int
+    """Of these, those that were right."""
+
+
 class Ask(NamedTuple):
     """One request, as it goes out."""
 
@@ -125,6 +134,10 @@ class Dialect(Protocol):
 
     async def is_healthy(self, wire: Wire, timeout_s: float) -> bool:
         """Whether it would take a request now."""
+        ...
+
+    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+        """How speculation does there; None if it does not say."""
         ...
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:

@@ -18,6 +18,7 @@ from burnish.rollout.remote.dialect import (
     Ask,
     Chunk,
     Delivery,
+    Drafts,
     End,
     LogprobScope,
     ServerFacts,
@@ -75,6 +76,10 @@ class OpenAiDialect:
         """See `Dialect`."""
         await wire.get("/v1/models", timeout_s=timeout_s)
         return True
+
+    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+        """See `Dialect`."""
+        return None
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:
         """See `Dialect`."""

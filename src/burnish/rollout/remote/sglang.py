@@ -17,6 +17,7 @@ from burnish.rollout.remote.dialect import (
     Ask,
     Chunk,
     Delivery,
+    Drafts,
     End,
     LogprobScope,
     ServerFacts,
@@ -112,6 +113,10 @@ class SglangDialect:
         """See `Dialect`."""
         await wire.get("/health", timeout_s=timeout_s)
         return True
+
+    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+        """See `Dialect`."""
+        return None
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:
         """See `Dialect`."""

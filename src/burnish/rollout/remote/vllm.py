@@ -18,6 +18,7 @@ from burnish.rollout.remote.dialect import (
     Ask,
     Chunk,
     Delivery,
+    Drafts,
     End,
     LogprobScope,
     ServerFacts,
@@ -29,6 +30,7 @@ from burnish.rollout.remote.dialect import (
     model_names,
     stop_reason,
 )
+from burnish.rollout.remote.exposition import drafts_on
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
 from burnish.rollout.remote.wire import Wire
 
@@ -131,6 +133,13 @@ class VllmDialect:
         """See `Dialect`."""
         await wire.get("/health", timeout_s=timeout_s)
         return True
+
+    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+        """See `Dialect`: from its Prometheus page."""
+        # A page that is not there is no reason to leave the server alone.
+        with suppress(UserError):
+            return drafts_on(await wire.text("/metrics", timeout_s=timeout_s))
+        return None
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:
         """See `Dialect`."""

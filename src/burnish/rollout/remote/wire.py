@@ -52,6 +52,11 @@ class Wire:
         async with self._request("GET", path, None, timeout_s) as response:
             return self._json(await self._body(response))
 
+    async def text(self, path: str, *, timeout_s: float | None = None) -> str:
+        """As `get`, of an answer that is no JSON."""
+        async with self._request("GET", path, None, timeout_s) as response:
+            return (await self._body(response)).decode("utf-8", "replace")
+
     async def post(
         self,
         path: str,
