@@ -1,13 +1,15 @@
-"""The sandbox backends that this machine can try. Every suite runs against all of them."""
+"""The backends that this machine can try. Every suite runs against all of its kind."""
 
 import asyncio
 import functools
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from engine_backends import BACKENDS as ENGINES
+from engine_backends import REAL, Backend, VllmProcess, open_backend
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
 from burnish.core.errors import UserError
@@ -144,3 +146,44 @@ def lines(attack: Callable[..., ExecResult]) -> Callable[[str], list[str]]:
 def prelude() -> str:
     """Definitions of `call` and `attempt` for programs that run in two boxes at once."""
     return PRELUDE
+
+
+ENGINE_DEADLINE_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def real_servers() -> Iterator[Callable[[str], VllmProcess]]:
+    """Started when the first test asks for one, shared by all."""
+    started: dict[str, VllmProcess] = {}
+
+    def get(name: str) -> VllmProcess:
+        if name not in started:
+            started[name] = VllmProcess(*REAL[name])
+        return started[name]
+
+    yield get
+    for process in started.values():
+        process.close()
+
+
+@pytest.fixture(params=ENGINES)
+def play(
+    request: pytest.FixtureRequest, real_servers: Callable[[str], VllmProcess]
+) -> Callable[[Callable[[Backend], Awaitable[None]]], None]:
+    """Runs a scenario against each engine, which serves `state(0)` as version 4."""
+
+    def runner(scenario: Callable[[Backend], Awaitable[None]]) -> None:
+        real = real_servers(request.param) if request.param in REAL else None
+
+        async def main() -> None:
+            backend = open_backend(request.param, real)
+            try:
+                async with asyncio.timeout(ENGINE_DEADLINE_S):
+                    await backend.prepare()
+                    await scenario(backend)
+            finally:
+                await backend.close()
+
+        asyncio.run(main())
+
+    return runner

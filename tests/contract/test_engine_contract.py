@@ -1,60 +1,23 @@
 """What every engine owes its callers; each backend is an entry of BACKENDS."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable
 from contextlib import aclosing
 from typing import Any
 
 import pytest
-from engine_backends import BACKENDS, CONFIG, Backend, VllmProcess, open_backend, state
+from engine_backends import CONFIG, Backend, state
 
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.core.vocabulary import EngineFeature, FailureKind, InFlight, StopReason
 
-DEADLINE_S = 120.0
 PROMPT = (1, 2, 3, 4)
 
 
 def request(name: str, prompt_ids: tuple[int, ...] = PROMPT, **params: Any) -> GenerateRequest:
     values = {"max_tokens": 6, "seed": 3} | params
     return GenerateRequest(request_id=name, prompt_ids=prompt_ids, params=SamplingParams(**values))
-
-
-@pytest.fixture(scope="module")
-def real_vllm() -> Iterator[Callable[[], VllmProcess]]:
-    """Started when the first test asks for it, shared by all."""
-    started: list[VllmProcess] = []
-
-    def get() -> VllmProcess:
-        if not started:
-            started.append(VllmProcess())
-        return started[0]
-
-    yield get
-    for process in started:
-        process.close()
-
-
-@pytest.fixture(params=BACKENDS)
-def play(
-    request: pytest.FixtureRequest, real_vllm: Callable[[], VllmProcess]
-) -> Callable[[Callable[[Backend], Awaitable[None]]], None]:
-    def runner(scenario: Callable[[Backend], Awaitable[None]]) -> None:
-        real = real_vllm() if request.param == "real_vllm" else None
-
-        async def main() -> None:
-            backend = open_backend(request.param, real)
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    await backend.prepare()
-                    await scenario(backend)
-            finally:
-                await backend.close()
-
-        asyncio.run(main())
-
-    return runner
 
 
 async def refused(backend: Backend, feature: EngineFeature, call: Awaitable[Any]) -> bool:
@@ -104,6 +67,9 @@ def test_a_stop_token_is_kept_and_named_as_the_reason(play: Any) -> None:
 
 def test_sampled_logprobs_agree_with_the_score(play: Any) -> None:
     async def scenario(backend: Backend) -> None:
+        if EngineFeature.SCORE not in backend.engine.capabilities.features:
+            await refused(backend, EngineFeature.SCORE, backend.engine.score(PROMPT))
+            return
         (got,) = await backend.ask(request("a"))
         scores = await backend.engine.score((*PROMPT, *got.token_ids))
         assert scores[0] == 0.0
@@ -114,6 +80,9 @@ def test_sampled_logprobs_agree_with_the_score(play: Any) -> None:
 
 def test_the_score_is_the_log_of_a_distribution(play: Any) -> None:
     async def scenario(backend: Backend) -> None:
+        if EngineFeature.SCORE not in backend.engine.capabilities.features:
+            await refused(backend, EngineFeature.SCORE, backend.engine.score(PROMPT))
+            return
         total = 0.0
         prefix = PROMPT[:2]
         asked = [backend.engine.score((*prefix, token)) for token in range(CONFIG.vocab_size)]

@@ -105,6 +105,25 @@ def test_nothing_changed_is_the_same_snapshot(stateful: SandboxPool) -> None:
     in_box(stateful, use)
 
 
+def test_a_forgotten_snapshot_is_gone_and_boxes_keep_their_files(stateful: SandboxPool) -> None:
+    async def use(box: StatefulSandbox) -> None:
+        await sh(box, "echo old > f")
+        first = await box.snapshot()
+        await sh(box, "echo new > g")
+        second = await box.snapshot()
+        async with box.fork(1, first) as (child,):
+            await box.forget(first)
+            await box.forget(first)
+            with pytest.raises(UserError):
+                await box.rollback(first)
+            assert await sh(child, "cat f; ls") == "old\nf\n"
+        await sh(box, "rm f g")
+        await box.rollback(second)
+        assert await sh(box, "cat f g") == "old\nnew\n"
+
+    in_box(stateful, use)
+
+
 def test_forks_start_alike_and_go_apart(stateful: SandboxPool) -> None:
     async def use(box: StatefulSandbox) -> None:
         await sh(box, "echo parent > f")

@@ -1,6 +1,7 @@
 """Every engine that the contract is checked against, over the same tiny weights."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -13,13 +14,18 @@ from typing import Any
 import pytest
 import torch
 from engine_server import EngineServer
+from engine_tokenizer import END, tiny_tokenizer, tiny_tokenizer_json
 
 from burnish.core.protocols import Engine
 from burnish.core.records import GenerateRequest
+from burnish.core.vocabulary import EngineFeature
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
+from burnish.model.lora import Lora, lora_from, projections
+from burnish.model.lora_directory import save_lora
 from burnish.model.published import publish
 from burnish.rollout.engine.barrier import Barrier
+from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
 from burnish.rollout.remote.config import RemoteConfig
@@ -58,6 +64,17 @@ def state(seed: int) -> Any:
     return decoder.state_dict()
 
 
+def random_lora(seed: int, rank: int = 4) -> Lora:
+    """An adapter that changes what `state` answers."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, place in projections(CONFIG).items():
+        for half, shape in (("A", (rank, place.inputs)), ("B", (place.outputs, rank))):
+            value = 0.3 * torch.randn(shape, generator=generator)
+            tensors[f"base_model.model.{name}.lora_{half}.weight"] = value
+    return lora_from(tensors, {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank}, CONFIG)
+
+
 class Backend:
     """An engine, and how an episode announces itself to it."""
 
@@ -94,6 +111,7 @@ class LocalBackend(Backend):
             limits=CoreLimits(num_pages=64, page_size=8),
             num_threads=1,
             barrier=barrier,
+            grammars=GrammarCompiler(tiny_tokenizer_json(CONFIG.vocab_size), CONFIG.vocab_size),
         )
         super().__init__(worker, barrier)
 
@@ -102,12 +120,19 @@ class ServedBackend(Backend):
     """A server of ours that speaks another's language, and a client."""
 
     def __init__(self, kind: str) -> None:
-        self.server = EngineServer(kind, CONFIG, state(0))
+        self.folder = tempfile.TemporaryDirectory()
+        # A server that cannot load adapters may have been started with one.
+        started_with = {}
+        if kind == "openai":
+            started_with["tutor"] = Path(self.folder.name, "tutor")
+            save_lora(random_lora(1), started_with["tutor"], CONFIG)
+        self.server = EngineServer(kind, CONFIG, state(0), adapters=started_with)
         super().__init__(connect(kind, self.server.url))
 
     async def close(self) -> None:
         await super().close()
         await asyncio.to_thread(self.server.stop)
+        self.folder.cleanup()
 
 
 class VllmBackend(Backend):
@@ -118,7 +143,9 @@ class VllmBackend(Backend):
 
     async def prepare(self) -> None:
         assert isinstance(self.engine, RemoteEngine)
-        await self.engine.synchronize(state(0))
+        # With adapters a server on a CPU keeps the weights that it was started with.
+        if EngineFeature.UPDATE_WEIGHTS in self.engine.capabilities.features:
+            await self.engine.synchronize(state(0))
 
 
 def connect(kind: str, *urls: str, **more: Any) -> RemoteEngine:
@@ -129,10 +156,15 @@ def connect(kind: str, *urls: str, **more: Any) -> RemoteEngine:
 class VllmProcess:
     """`vllm serve` over a tiny model, in the environment that BURNISH_VLLM_PYTHON names."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
         root = Path(self.folder.name)
         published = publish(CONFIG, state(0), root / "model", "float32")
+        tiny_tokenizer(CONFIG.vocab_size).save(str(published.folder / "tokenizer.json"))
+        about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
+        (published.folder / "tokenizer_config.json").write_text(json.dumps(about))
+        described = published.folder / "config.json"
+        described.write_text(json.dumps(json.loads(described.read_text()) | {"eos_token_id": END}))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -140,14 +172,16 @@ class VllmProcess:
         self.log = root / "log"
         command = [
             *(str(VLLM), "-m", "vllm.entrypoints.openai.api_server"),
-            *("--model", str(published.folder), "--skip-tokenizer-init"),
+            *("--model", str(published.folder)),
             *("--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
             *("--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
             *("--max-model-len", str(CONFIG.max_position_embeddings), "--max-num-seqs", "16"),
             *("--enable-prompt-tokens-details", "--dtype", "float32"),
+            *options,
         ]
         env = os.environ | {
             "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
@@ -185,21 +219,30 @@ class VllmProcess:
         self.folder.cleanup()
 
 
+# Started so, as two servers: with adapters it cannot do all that it can without.
+REAL = {
+    "real_vllm": (),
+    "real_vllm_adapters": ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "8"),
+}
 BACKENDS = [
     "worker",
     "worker_with_barrier",
     "openai",
     "vllm",
     "sglang",
-    pytest.param(
-        "real_vllm",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(
-                VLLM is None,
-                reason="BURNISH_VLLM_PYTHON names no interpreter with vllm-cpu (docs/engine.md)",
-            ),
-        ],
+    *(
+        pytest.param(
+            name,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(
+                    VLLM is None,
+                    reason="BURNISH_VLLM_PYTHON names no interpreter with vllm-cpu "
+                    "(docs/engine.md)",
+                ),
+            ],
+        )
+        for name in REAL
     ),
 ]
 
@@ -210,7 +253,7 @@ def open_backend(name: str, real: "VllmProcess | None") -> Backend:
             return LocalBackend()
         case "worker_with_barrier":
             return LocalBackend(Barrier())
-        case "real_vllm":
+        case name if name in REAL:
             assert real is not None
             return VllmBackend(real.url)
         case _:

@@ -15,14 +15,22 @@ from typing import Any
 
 import torch
 from aiohttp import web
+from engine_tokenizer import END, tiny_tokenizer_json
 from safetensors.torch import load_file
 
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.loop_thread import LoopThread
-from burnish.core.records import Failure, GenerateRequest, GenerationDelta, SamplingParams
-from burnish.core.vocabulary import FailureKind, InFlight
+from burnish.core.records import (
+    Failure,
+    GenerateRequest,
+    GenerationDelta,
+    Grammar,
+    SamplingParams,
+)
+from burnish.core.vocabulary import FailureKind, GrammarKind, InFlight
 from burnish.model.config import ModelConfig
 from burnish.model.names import parts
+from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.worker import EngineWorker
 
@@ -42,7 +50,7 @@ class Faults:
         self.garbage = False
         """Send bytes that are no JSON."""
         self.ignores_updates = False
-        """Accept new weights and keep the old ones."""
+        """Accept new weights and adapters, and go on as before."""
         self.refuses_updates = False
         """Fail while loading them."""
         self.token: str | None = None
@@ -60,11 +68,14 @@ class EngineServer:
         config: ModelConfig,
         state: Mapping[str, Any],
         tls: ssl.SSLContext | None = None,
+        adapters: Mapping[str, Path] | None = None,
     ) -> None:
         self._tls = tls
+        self._started_with = adapters or {}
         self.config, self.faults = config, Faults()
         self.kind, self._initial = kind, state
         self.label = "default"
+        self.device = "cuda"
         self.running = self.most_running = 0
         self.num_pauses = 0
         self.is_paused = False
@@ -88,7 +99,12 @@ class EngineServer:
             dtype=torch.float32,
             limits=CoreLimits(num_pages=256, page_size=8),
             num_threads=1,
+            grammars=GrammarCompiler(
+                tiny_tokenizer_json(self.config.vocab_size), self.config.vocab_size
+            ),
         )
+        self.ineffective: set[str] = set()
+        self._unloaded: set[str] = set()
         self._thread = LoopThread("engine-server")
         self._thread.run_blocking(self._start)
 
@@ -98,6 +114,8 @@ class EngineServer:
         self._thread.close()
 
     async def _start(self) -> None:
+        for name, folder in self._started_with.items():
+            await self.engine.load_adapter(name, folder)
         app = web.Application(middlewares=[self._guard], client_max_size=2**24)
         app.add_routes(DIALECTS[self.kind](self))
         # Handlers end when their client hangs up: that is what aborts a request.
@@ -128,11 +146,16 @@ class EngineServer:
         except ClassifiedFailure as error:
             return web.json_response({"error": {"message": str(error)}}, status=500)
 
-    async def deltas(self, prompt: list[int], params: SamplingParams) -> AsyncIterator[Any]:
+    async def deltas(
+        self, prompt: list[int], params: SamplingParams, adapter: str | None = None
+    ) -> AsyncIterator[Any]:
         """Sample in the engine."""
         self.number += 1
         request = GenerateRequest(
-            request_id=f"server/{self.number}", prompt_ids=tuple(prompt), params=params
+            request_id=f"server/{self.number}",
+            prompt_ids=tuple(prompt),
+            params=params,
+            adapter=None if adapter in self.ineffective else adapter,
         )
         self.running += 1
         self.most_running = max(self.most_running, self.running)
@@ -151,12 +174,13 @@ class EngineServer:
         event: Callable[[GenerationDelta, int], Any],
         *,
         last: Callable[[GenerationDelta], Any] | None = None,
+        adapter: str | None = None,
     ) -> web.StreamResponse:
         """Server-sent events, one per delta, and the end mark."""
         self._refuse()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         count = 0
-        async with aclosing(self.deltas(prompt, params)) as deltas:
+        async with aclosing(self.deltas(prompt, params, adapter)) as deltas:
             async for delta in deltas:
                 if not response.prepared:
                     await response.prepare(http)
@@ -168,11 +192,35 @@ class EngineServer:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    async def whole(self, prompt: list[int], params: SamplingParams) -> GenerationDelta:
+    async def whole(
+        self, prompt: list[int], params: SamplingParams, adapter: str | None = None
+    ) -> GenerationDelta:
         """The last delta."""
         self._refuse()
-        *_, last = [delta async for delta in self.deltas(prompt, params)]
+        *_, last = [delta async for delta in self.deltas(prompt, params, adapter)]
         return last
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Of `/v1/models`."""
+        served = sorted({*self.engine.adapters, *self.ineffective} - self._unloaded)
+        adapters = [{"id": name, "parent": "m"} for name in served]
+        return [{"id": "m", "max_model_len": self.config.max_position_embeddings}, *adapters]
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        if self.faults.refuses_updates:
+            raise ClassifiedFailure(_broken("the loader gave up"))
+        if self.faults.ignores_updates:
+            self.ineffective.add(name)
+        elif name in self._unloaded:
+            self._unloaded.remove(name)
+        else:
+            await self.engine.load_adapter(name, Path(folder))
+
+    def unload_adapter(self, name: str) -> None:
+        """Requests that run with it go on."""
+        if name not in {card["id"] for card in self.cards()}:
+            raise UserError(f"adapter {name} cannot be found.", fix="load it.")
+        self._unloaded.add(name)
 
     def _refuse(self) -> None:
         status = self.faults.status
@@ -222,6 +270,19 @@ def _broken(message: str) -> Failure:
     return Failure(kind=FailureKind.INFRA, where="engine_server", message=message)
 
 
+def _grammar(values: dict[str, Any], **keys: GrammarKind) -> Grammar | None:
+    for key, kind in keys.items():
+        if key in values:
+            return Grammar(kind=kind, text=values[key])
+    return None
+
+
+def _stops(values: dict[str, Any]) -> tuple[int, ...]:
+    """Without `ignore_eos` the model's own end token is one."""
+    own = () if values.get("ignore_eos") else (END,)
+    return (*values.get("stop_token_ids", ()), *own)
+
+
 def _vllm_params(values: dict[str, Any]) -> SamplingParams:
     return SamplingParams(
         temperature=values.get("temperature", 1.0),
@@ -230,9 +291,15 @@ def _vllm_params(values: dict[str, Any]) -> SamplingParams:
         min_p=values.get("min_p", 0.0),
         max_tokens=values.get("max_tokens", 16),
         min_tokens=values.get("min_tokens", 0),
-        stop_token_ids=tuple(values.get("stop_token_ids", ())),
+        stop_token_ids=_stops(values),
         seed=values.get("seed") or 0,
         num_top_logprobs=values.get("logprobs") or 0,
+        grammar=_grammar(
+            values.get("structured_outputs", {}),
+            json=GrammarKind.JSON_SCHEMA,
+            regex=GrammarKind.REGEX,
+            grammar=GrammarKind.LARK,
+        ),
     )
 
 
@@ -240,8 +307,7 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
     paused_for: list[InFlight] = []
 
     async def models(http: web.Request) -> web.Response:
-        entry = {"id": "m", "max_model_len": server.config.max_position_embeddings}
-        return web.json_response({"data": [entry]})
+        return web.json_response({"data": server.cards()})
 
     async def info(http: web.Request) -> web.Response:
         mode = "raw_logprobs" if server.faults.raw_logprobs else "processed_logprobs"
@@ -251,7 +317,13 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
             "max_logprobs": 20,
             "dtype": "torch.float32",
         }
-        config = {"model_config": model, "cache_config": {"enable_prefix_caching": True}}
+        config = {
+            "model_config": model,
+            "cache_config": {"enable_prefix_caching": True},
+            "lora_config": {"max_lora_rank": 8},
+            "device_config": {"device": server.device},
+            "structured_outputs_config": {"backend": "guidance"},
+        }
         return web.json_response({"vllm_config": config})
 
     async def generate(http: web.Request) -> web.StreamResponse:
@@ -261,6 +333,10 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
             return web.json_response({"error": {"message": "too short"}}, status=400)
         asked = body["sampling_params"]
         params = _vllm_params(asked)
+        adapter = None if body["model"] == "m" else body["model"]
+        if adapter is not None and adapter not in {c["id"] for c in server.cards()}:
+            missing = f"The model `{adapter}` does not exist."
+            return web.json_response({"error": {"message": missing}}, status=404)
         labels: list[str] = []
 
         def choice(delta: GenerationDelta) -> dict[str, Any]:
@@ -302,8 +378,9 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
                 *(http, body["token_ids"], params),
                 lambda delta, _: {"choices": [choice(delta)], "usage": None},
                 last=usage,
+                adapter=adapter,
             )
-        delta = await server.whole(body["token_ids"], params)
+        delta = await server.whole(body["token_ids"], params, adapter)
         answer: dict[str, Any] = {"choices": [choice(delta)]}
         if asked.get("prompt_logprobs") is not None:
             scores = await server.engine.score(body["token_ids"])
@@ -340,6 +417,17 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
     async def check(http: web.Request) -> web.Response:
         return web.json_response({"checksums": {}})
 
+    async def load_adapter(http: web.Request) -> web.Response:
+        body = await http.json()
+        if not body["lora_name"] or not body["lora_path"]:
+            return web.json_response({"error": {"message": "must be provided"}}, status=400)
+        await server.load_adapter(body["lora_name"], body["lora_path"])
+        return web.Response(text="Success: LoRA adapter added successfully.")
+
+    async def unload_adapter(http: web.Request) -> web.Response:
+        server.unload_adapter((await http.json())["lora_name"])
+        return web.Response(text="Success: LoRA adapter removed successfully.")
+
     return [
         web.get("/v1/models", models),
         web.get("/server_info", info),
@@ -352,6 +440,8 @@ def vllm_routes(server: EngineServer) -> list[web.RouteDef]:
         web.post("/update_weight_version", relabel),
         web.post("/resume", resume),
         web.post("/weight_checker", check),
+        web.post("/v1/load_lora_adapter", load_adapter),
+        web.post("/v1/unload_lora_adapter", unload_adapter),
     ]
 
 
@@ -368,7 +458,11 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
 
     async def info(http: web.Request) -> web.Response:
         context = server.config.max_position_embeddings
-        return web.json_response({"context_length": context, "dtype": "float32"})
+        about = {"context_length": context, "dtype": "float32", "grammar_backend": "xgrammar"}
+        return web.json_response(about | {"enable_lora": True, "max_lora_rank": 8})
+
+    async def models(http: web.Request) -> web.Response:
+        return web.json_response({"data": server.cards()})
 
     async def health(http: web.Request) -> web.Response:
         return web.Response()
@@ -378,6 +472,10 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         server.seen.append(body)
         asked = body["sampling_params"]
         num_top = body.get("top_logprobs_num", 0)
+        adapter = body.get("lora_path")
+        if adapter is not None and adapter not in {c["id"] for c in server.cards()}:
+            missing = f"The following requested LoRA adapters are not loaded: {adapter}"
+            return web.json_response({"error": {"message": missing}}, status=400)
         params = SamplingParams(
             temperature=asked.get("temperature", 1.0),
             top_p=asked.get("top_p", 1.0),
@@ -385,9 +483,10 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
             min_p=asked.get("min_p", 0.0),
             max_tokens=asked["max_new_tokens"],
             min_tokens=asked.get("min_new_tokens", 0),
-            stop_token_ids=tuple(asked.get("stop_token_ids", ())),
+            stop_token_ids=_stops(asked),
             seed=asked.get("sampling_seed", 0),
             num_top_logprobs=num_top,
+            grammar=_grammar(asked, json_schema=GrammarKind.JSON_SCHEMA, regex=GrammarKind.REGEX),
         )
         rows: list[Any] = []
         tops: list[Any] = []
@@ -412,8 +511,8 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
             return {"text": "", "output_ids": [r[1] for r in rows], "meta_info": meta}
 
         if body.get("stream"):
-            return await server.stream(http, body["input_ids"], params, event)
-        delta = await server.whole(body["input_ids"], params)
+            return await server.stream(http, body["input_ids"], params, event, adapter=adapter)
+        delta = await server.whole(body["input_ids"], params, adapter)
         answer = event(delta, len(delta.token_ids))
         if body.get("logprob_start_len") == 0:
             scores = await server.engine.score(body["input_ids"])
@@ -439,6 +538,18 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         server.label = (await http.json())["new_version"]
         return web.json_response({"success": True})
 
+    async def load_adapter(http: web.Request) -> web.Response:
+        body = await http.json()
+        if body["lora_name"] in server.engine.adapters:
+            answer = {"success": False, "error_message": "it is already loaded"}
+            return web.json_response(answer, status=400)
+        await server.load_adapter(body["lora_name"], body["lora_path"])
+        return web.json_response({"success": True, "error_message": ""})
+
+    async def unload_adapter(http: web.Request) -> web.Response:
+        server.unload_adapter((await http.json())["lora_name"])
+        return web.json_response({"success": True, "error_message": ""})
+
     async def proceed(http: web.Request) -> web.Response:
         await server.resume()
         return web.json_response({"status": "ok"})
@@ -451,14 +562,16 @@ def sglang_routes(server: EngineServer) -> list[web.RouteDef]:
         web.post("/pause_generation", pause),
         web.post("/update_weights_from_disk", update),
         web.post("/continue_generation", proceed),
+        web.get("/v1/models", models),
+        web.post("/load_lora_adapter", load_adapter),
+        web.post("/unload_lora_adapter", unload_adapter),
         web.post("/update_weight_version", relabel),
     ]
 
 
 def openai_routes(server: EngineServer) -> list[web.RouteDef]:
     async def models(http: web.Request) -> web.Response:
-        entry = {"id": "m", "max_model_len": server.config.max_position_embeddings}
-        return web.json_response({"data": [entry]})
+        return web.json_response({"data": server.cards()})
 
     async def completions(http: web.Request) -> web.StreamResponse:
         body = await http.json()
@@ -469,6 +582,7 @@ def openai_routes(server: EngineServer) -> list[web.RouteDef]:
             max_tokens=body["max_tokens"],
             seed=body["seed"],
         )
+        adapter = None if body["model"] == "m" else body["model"]
 
         def choice(delta: GenerationDelta, count: int = 0) -> Any:
             tokens = [f"token_id:{t}" for t in delta.token_ids]
@@ -481,9 +595,11 @@ def openai_routes(server: EngineServer) -> list[web.RouteDef]:
 
         if body.get("stream"):
             return await server.stream(
-                http, body["prompt"], params, lambda d, n: {"choices": [choice(d, n)]}
+                *(http, body["prompt"], params),
+                lambda d, n: {"choices": [choice(d, n)]},
+                adapter=adapter,
             )
-        delta = await server.whole(body["prompt"], params)
+        delta = await server.whole(body["prompt"], params, adapter)
         answer = choice(delta)
         if body.get("echo"):
             scores = await server.engine.score(body["prompt"])

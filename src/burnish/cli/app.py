@@ -26,11 +26,18 @@ limits, 2 for a mistake in the line.
 """
 
 
+def _default(value: object) -> str | None:
+    """Of an option, in its help; that a switch is off and a text absent need not be said."""
+    if value is None or value is False or value == "" or value == ():
+        return None
+    return str(value)
+
+
 def build_app() -> App:
     """The command line. Help texts of the verbs stand here so that --help imports none of them."""
     options: dict[str, Any] = {
         "help_format": "plaintext",
-        "default_parameter": Parameter(negative=(), show_default=False),
+        "default_parameter": Parameter(negative=(), show_default=_default),
         "version": __version__,
         # An interrupt carries how to go on with the run; cyclopts would swallow it and exit.
         "suppress_keyboard_interrupt": False,
@@ -76,6 +83,7 @@ def _sandbox(options: dict[str, Any]) -> App:
         "destroy": ("burnish.cli.sandbox:destroy", "End boxes."),
         "snapshot": ("burnish.cli.sandbox_state:snapshot", "Freeze the files of a box."),
         "rollback": ("burnish.cli.sandbox_state:rollback", "Back to a snapshot."),
+        "forget": ("burnish.cli.sandbox_state:forget", "Free what snapshots hold."),
         "fork": ("burnish.cli.sandbox_state:fork", "Make boxes with the files of another."),
         "export": ("burnish.cli.sandbox_state:export", "Write what a box changed to a tar."),
         "import": ("burnish.cli.sandbox_state:import_", "Put the files of a tar into a box."),

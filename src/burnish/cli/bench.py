@@ -13,7 +13,7 @@ from burnish.core.errors import UserError
 
 if TYPE_CHECKING:
     from burnish.run.config import RunConfig
-    from burnish.run.engine_bench import EngineFigures
+    from burnish.run.engine_bench import BatchFigures, EngineFigures
 
 
 def engine(
@@ -87,7 +87,7 @@ def _tables(figures: EngineFigures) -> list[object]:
 
     batches = [
         (
-            *(str(f.batch), f"{f.tokens_per_s:,.1f}"),
+            *(_name(f), f"{f.tokens_per_s:,.1f}"),
             f"{f.first_token_p50_s * 1e3:,.0f} / {f.first_token_p95_s * 1e3:,.0f}",
             f"{f.inter_token_p50_s * 1e3:,.1f} / {f.inter_token_p95_s * 1e3:,.1f}",
             f"{f.used_page_ratio:.0%}",
@@ -99,17 +99,33 @@ def _tables(figures: EngineFigures) -> list[object]:
         for f in figures.prefills
     ]
     heads = ("batch", "tokens/s", "first token, ms p50 / p95", "between tokens, ms", "cache")
+    more = [
+        (
+            _name(f),
+            "none" if f.acceptance_ratio is None else f"{f.acceptance_ratio:.0%}",
+            f"{f.mask_ms:,.2f}",
+            f"{f.tier_read_bytes / 2**20:,.1f} / {f.tier_written_bytes / 2**20:,.1f}",
+        )
+        for f in figures.batches
+        if f.acceptance_ratio is not None or f.mask_ms or f.tier_read_bytes + f.tier_written_bytes
+    ]
+    others = ("batch", "guesses right", "masks, ms per step", "disk, MiB read / written")
     return [
         table(heads, batches),
+        *([table(others, more)] if more else []),
         table(("prompt", "tokens/s read", "first token, ms"), prefills),
     ]
+
+
+def _name(figures: BatchFigures) -> str:
+    return f"{figures.batch}, {figures.grammar}" if figures.grammar else str(figures.batch)
 
 
 def _draw(figures: EngineFigures, config: RunConfig, path: Path) -> None:
     from burnish.core.errors import one_line
     from burnish.observe.engine_chart import Line, Panel, chart
 
-    rows = figures.batches
+    rows = [f for f in figures.batches if not f.grammar]
     speed = Line("decode", tuple((f.batch, f.tokens_per_s) for f in rows))
     waits = (
         Line("first token", tuple((f.batch, f.first_token_p50_s * 1e3) for f in rows)),

@@ -1,12 +1,15 @@
-"""`burnish sandbox snapshot`, `rollback`, `fork`, `export`, `import`: the files of a box."""
+"""`burnish sandbox snapshot`, `rollback`, `forget`, `fork`, `export`, `import`: files of a box."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from burnish.core.errors import UserError
+
+if TYPE_CHECKING:
+    from burnish.sandbox.remote.box import RemoteStatefulBox
 
 _JSON = Parameter(name="--json")
 
@@ -42,6 +45,29 @@ def rollback(box: str, snapshot_id: str, /, *, as_json: Annotated[bool, _JSON] =
     with_box(box, lambda b: b.rollback_to(snapshot_id))
     if as_json:
         write_json({"id": box, "snapshot": snapshot_id})
+
+
+def forget(box: str, snapshot_id: list[str], /, *, as_json: Annotated[bool, _JSON] = False) -> None:
+    """Free what only these snapshots need. Boxes keep their files; nobody can go back to them.
+
+    Args:
+        box: id of any box of the same daemon.
+        snapshot_id: what `burnish sandbox snapshot` printed.
+        as_json: one JSON object.
+    """
+    from burnish.cli.console import write_json
+    from burnish.cli.sandbox_daemon import with_box
+
+    if not snapshot_id:
+        raise UserError("there is no id.", fix=f"burnish sandbox snapshot {box} prints one")
+
+    async def forget_all(on: "RemoteStatefulBox") -> None:
+        for name in snapshot_id:
+            await on.forget_id(name)
+
+    with_box(box, forget_all)
+    if as_json:
+        write_json({"id": box, "forgotten": snapshot_id})
 
 
 def fork(

@@ -262,6 +262,14 @@ class StatefulSandbox(Sandbox, Protocol):
         """Back to a snapshot of this pool and image; everything since, processes too, is gone."""
         ...
 
+    async def forget(self, snapshot: Snapshot) -> None:
+        """Free what only this snapshot needs; boxes keep their files.
+
+        Nothing happens if it is not there. What is never forgotten lives as long as the pool, and
+        on a server as long as the session of the box.
+        """
+        ...
+
     def fork(
         self, count: int, snapshot: Snapshot | None = None
     ) -> AbstractAsyncContextManager[tuple[StatefulSandbox, ...]]:

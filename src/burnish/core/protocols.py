@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from burnish.core.engines import EngineCapabilities
@@ -157,6 +158,31 @@ class Engine(Protocol):
         """Swap weights between two steps. Returns when the next token will come from `version`.
 
         `inflight` says what becomes of running requests. Also allowed while paused or asleep.
+        """
+        ...
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that requests may use, sorted."""
+        ...
+
+    async def load_adapter(self, name: str, directory: Path, version: int | None = None) -> None:
+        """Let requests name the LoRA adapter that PEFT saved in `directory`.
+
+        A name that is known gets new weights, which answer every request made after this returns.
+        Requests that run go on; each token carries the version of the adapter that sampled it, or
+        the model's if that is newer. Without `version` it is the model's present one.
+
+        Raises:
+            UserError: it is not plain LoRA of this model, or the version not newer than its last.
+        """
+        ...
+
+    async def remove_adapter(self, name: str) -> None:
+        """Forget an adapter. Requests that run go on to their end, or end as aborted.
+
+        Raises:
+            UserError: it is not known, or was not loaded here.
         """
         ...
 

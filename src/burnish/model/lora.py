@@ -51,6 +51,13 @@ class LowRank(NamedTuple):
     """A, fp32."""
     up_OR: Tensor
     """B times the scale, fp32."""
+    starts: tuple[int, ...] = (0,)
+    """First output of each projection that it was fused from; their ranks are equal."""
+
+    @property
+    def rank(self) -> int:
+        """Of each of these projections."""
+        return len(self.down_RI) // len(self.starts)
 
 
 class Delta(Protocol):
@@ -82,13 +89,31 @@ class Lora(NamedTuple):
     layers: tuple[dict[str, LowRank], ...]
     """For each layer, by the name of the matrix in a block; what is not adapted is missing."""
 
+    @property
+    def rank(self) -> int:
+        """Of its projections, the largest."""
+        return max((each.rank for layer in self.layers for each in layer.values()), default=0)
 
-class _Piece(NamedTuple):
+    @property
+    def is_zero(self) -> bool:
+        """Whether it adds nothing, as before its training."""
+        pairs = (each for layer in self.layers for each in layer.values())
+        return not any(bool(each.up_OR.any()) and bool(each.down_RI.any()) for each in pairs)
+
+
+class Projection(NamedTuple):
+    """One that can be adapted, and the rows of our fused matrix that it fills."""
+
     layer: int
+    """Number of its block."""
     own: str
+    """Name of the fused matrix in the block."""
     start: int
+    """First row that it fills."""
     outputs: int
+    """Rows."""
     inputs: int
+    """Columns."""
 
 
 def load_lora(directory: Path, config: ModelConfig) -> Lora:
@@ -118,7 +143,7 @@ def lora_from(
         UserError: if it is not plain LoRA of this model.
     """
     rank, scale = _scale(settings)
-    pieces = _pieces(config)
+    pieces = projections(config)
     halves: dict[tuple[str, str], Tensor] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -128,7 +153,7 @@ def lora_from(
                 fix="train it on q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
             )
         halves[match["module"], match["half"]] = tensor
-    layers: list[dict[str, list[tuple[_Piece, Tensor, Tensor]]]] = [
+    layers: list[dict[str, list[tuple[Projection, Tensor, Tensor]]]] = [
         {} for _ in range(config.num_layers)
     ]
     for module, piece in pieces.items():
@@ -155,12 +180,12 @@ def refuse_unfit(lora: Lora, config: ModelConfig) -> None:
     Raises:
         UserError: naming the first matrix that does not fit.
     """
-    pieces = _pieces(config)
+    pieces = projections(config)
     outputs, inputs = _sizes(pieces), {piece.own: piece.inputs for piece in pieces.values()}
     if len(lora.layers) != config.num_layers:
         raise _refused(f"it has {len(lora.layers)} layers, the model {config.num_layers}")
     for number, layer in enumerate(lora.layers):
-        for own, (down_RI, up_OR) in layer.items():
+        for own, (down_RI, up_OR, _) in layer.items():
             if own not in outputs:
                 raise _refused(f"layer {number} has no matrix {own}")
             if not down_RI.dim() or not len(down_RI):
@@ -173,7 +198,7 @@ def merged(state: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
     """The weights with the adapter added: what a model without adapters computes the same with."""
     result = dict(state)
     for number, layer in enumerate(lora.layers):
-        for own, (down_RI, up_OR) in layer.items():
+        for own, (down_RI, up_OR, _) in layer.items():
             name = f"blocks.{number}.{own}.weight"
             weight = result[name]
             result[name] = (weight.float() + up_OR @ down_RI).to(weight.dtype)
@@ -207,19 +232,19 @@ def _scale(settings: Mapping[str, Any]) -> tuple[int, float]:
     return rank, float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
 
 
-def _pieces(config: ModelConfig) -> dict[str, _Piece]:
-    """The projections of all layers, by Hugging Face's names."""
+def projections(config: ModelConfig) -> dict[str, Projection]:
+    """Those of all layers, by Hugging Face's names."""
     found = {}
     for part in parts(config):
         if not part.own.startswith("blocks.") or len(part.shape) != 2:
             continue
         _, layer, own, _ = part.own.split(".")
         module = part.hf.removesuffix(".weight")
-        found[module] = _Piece(int(layer), own, part.start, *part.shape)
+        found[module] = Projection(int(layer), own, part.start, *part.shape)
     return found
 
 
-def _sizes(pieces: Mapping[str, _Piece]) -> dict[str, int]:
+def _sizes(pieces: Mapping[str, Projection]) -> dict[str, int]:
     """Outputs of each fused matrix."""
     sizes: dict[str, int] = {}
     for piece in pieces.values():
@@ -227,14 +252,14 @@ def _sizes(pieces: Mapping[str, _Piece]) -> dict[str, int]:
     return sizes
 
 
-def _fused(found: Sequence[tuple[_Piece, Tensor, Tensor]], outputs: int) -> LowRank:
+def _fused(found: Sequence[tuple[Projection, Tensor, Tensor]], outputs: int) -> LowRank:
     down_RI = torch.cat([down for _, down, _ in found])
     up_OR = torch.zeros(outputs, len(down_RI))
     first = 0
     for piece, down, up in found:
         up_OR[piece.start : piece.start + piece.outputs, first : first + len(down)] = up
         first += len(down)
-    return LowRank(down_RI, up_OR)
+    return LowRank(down_RI, up_OR, tuple(piece.start for piece, _, _ in found))
 
 
 def _check(module: str, tensor: Tensor, shape: tuple[int, int]) -> None:

@@ -121,6 +121,9 @@ class EngineSection(Config):
     """local, vllm, sglang, or openai (which cannot be trained with)."""
     remote: RemoteConfig = RemoteConfig()
     """Servers, for every backend but local."""
+    device: str = "cpu"
+    """Where weights and cache lie: `cpu`, or an accelerator as PyTorch names it (`cuda`, `cuda:1`).
+    Beside the CPU's kernels its log-probs differ in the last bits: set `canary_tolerance`."""
     num_threads: Positive = 2
     """CPU threads of a decode step."""
     num_pages: Annotated[int, Field(gt=0, le=10**7)] = 4096

@@ -7,6 +7,7 @@ counted from its first token to its last, so that reading the prompts has its ow
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from burnish.core.clock import Clock
-from burnish.core.records import GenerateRequest, Record, SamplingParams
+from burnish.core.records import GenerateRequest, Grammar, Record, SamplingParams
+from burnish.core.vocabulary import GrammarKind
 from burnish.run.engines import RunEngine
 
 # The tokens of special meaning come first in most vocabularies.
@@ -43,6 +45,16 @@ class BatchFigures(Record, frozen=True, kw_only=True):
     """The same, of the slowest 5 %."""
     used_page_ratio: float
     """Share of the key/value cache in use at the fullest moment; 0 where servers do not tell."""
+    grammar: str = ""
+    """What texts were held to."""
+    acceptance_ratio: float | None = None
+    """Share of guessed tokens that were right; None if none was guessed."""
+    mask_ms: float = 0.0
+    """Time per step that the engine waited for what the grammar allows."""
+    tier_read_bytes: int = 0
+    """Keys and values read from disk."""
+    tier_written_bytes: int = 0
+    """Keys and values written to disk."""
 
 
 class PrefillFigures(Record, frozen=True, kw_only=True):
@@ -80,9 +92,15 @@ class BenchPlan(NamedTuple):
     """Of each request of a batch."""
     prefills: tuple[int, ...] = (512, 2048)
     """Prompt lengths."""
+    held_batches: tuple[int, ...] = (1, 16)
+    """Batch sizes of texts held to a JSON schema, where the engine can do that."""
 
 
-QUICK = BenchPlan(batches=(1, 8), prompt_tokens=64, new_tokens=16, prefills=(512,))
+QUICK = BenchPlan(
+    batches=(1, 8), prompt_tokens=64, new_tokens=16, prefills=(512,), held_batches=(8,)
+)
+# Longer than any text here: it never ends by itself.
+_ENDLESS = {"type": "array", "items": {"type": "integer"}, "minItems": 4096}
 
 
 async def bench_engine(
@@ -127,6 +145,12 @@ async def bench_engine(
         if fits(f"batch {number}", plan.prompt_tokens + plan.new_tokens, number):
             progress(f"batch {number}")
             batches.append(await bench.batch(number, plan.prompt_tokens, plan.new_tokens))
+    if GrammarKind.JSON_SCHEMA in engine.capabilities.grammars:
+        held = Grammar(kind=GrammarKind.JSON_SCHEMA, text=json.dumps(_ENDLESS))
+        for number in plan.held_batches:
+            if fits(f"batch {number}, JSON", plan.prompt_tokens + plan.new_tokens, number):
+                progress(f"batch {number}, JSON")
+                batches.append(await bench.batch(number, plan.prompt_tokens, plan.new_tokens, held))
     for length in plan.prefills:
         if fits(f"prefill {length}", length + 1):
             progress(f"prefill {length}")
@@ -145,8 +169,11 @@ class _Bench:
         self._random = random.Random(0)
         self._number = 0
 
-    async def batch(self, number: int, prompt_tokens: int, new_tokens: int) -> BatchFigures:
-        requests = [self._request(prompt_tokens, new_tokens) for _ in range(number)]
+    async def batch(
+        self, number: int, prompt_tokens: int, new_tokens: int, grammar: Grammar | None = None
+    ) -> BatchFigures:
+        requests = [self._request(prompt_tokens, new_tokens, grammar) for _ in range(number)]
+        before = self._engine.stats()
         fullest = _Fullest(self._engine)
         start_s = self._clock.now_s()
         times = await asyncio.gather(*(self._times(r, fullest) for r in requests))
@@ -155,6 +182,10 @@ class _Bench:
         gaps = [later - earlier for row in times for earlier, later in pairwise(row)]
         begin_s, end_s = min(row[0] for row in times), max(row[-1] for row in times)
         decoded = sum(len(row) for row in times) - number
+        after = self._engine.stats()
+        guesses = after.drafted_tokens - before.drafted_tokens
+        right = after.accepted_tokens - before.accepted_tokens
+        steps = max(1, after.num_steps - before.num_steps)
         return BatchFigures(
             batch=number,
             prompt_tokens=prompt_tokens,
@@ -165,6 +196,11 @@ class _Bench:
             inter_token_p50_s=statistics.median(gaps) if gaps else 0.0,
             inter_token_p95_s=_p95(gaps) if gaps else 0.0,
             used_page_ratio=fullest.ratio,
+            grammar="" if grammar is None else "JSON",
+            acceptance_ratio=right / guesses if guesses else None,
+            mask_ms=1e3 * (after.mask_s - before.mask_s) / steps,
+            tier_read_bytes=after.tier.read_bytes - before.tier.read_bytes,
+            tier_written_bytes=after.tier.written_bytes - before.tier.written_bytes,
         )
 
     async def prefill(self, length: int) -> PrefillFigures:
@@ -177,11 +213,13 @@ class _Bench:
             first_token_s=seconds,
         )
 
-    def _request(self, prompt_tokens: int, new_tokens: int) -> GenerateRequest:
+    def _request(
+        self, prompt_tokens: int, new_tokens: int, grammar: Grammar | None = None
+    ) -> GenerateRequest:
         self._number += 1
         low = min(_FIRST_ORDINARY_ID, self._vocab_size // 2)
         ids = tuple(self._random.randrange(low, self._vocab_size) for _ in range(prompt_tokens))
-        params = SamplingParams(max_tokens=new_tokens, seed=self._number)
+        params = SamplingParams(max_tokens=new_tokens, seed=self._number, grammar=grammar)
         return GenerateRequest(request_id=f"bench/{self._number}", prompt_ids=ids, params=params)
 
     async def _times(self, request: GenerateRequest, fullest: _Fullest) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from burnish.rollout.engine.stats import EngineStats
+from burnish.rollout.engine.tier.limits import TierStats
 from burnish.telemetry import catalogue as metric
 from burnish.telemetry.metrics import Recorder
 
@@ -28,6 +29,8 @@ def record_engine(
     )
     recorder.record(metric.ENGINE_FAILED_REQUESTS, new.num_failed - old.num_failed)
     _guesses(recorder, old, new)
+    _adapters_and_grammars(recorder, old, new)
+    _tier(recorder, old.tier, new.tier)
     _latencies(recorder, old, new)
     return rate
 
@@ -43,6 +46,34 @@ def _guesses(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:
     before = dict(old.undrafted)
     for reason, count in new.undrafted:
         recorder.record(metric.ENGINE_UNGUESSED, count - before.get(reason, 0), reason)
+
+
+def _adapters_and_grammars(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:
+    """Only what is in use."""
+    if new.num_adapters or old.num_adapters:
+        recorder.record(metric.ENGINE_ADAPTERS, new.num_adapters)
+        recorder.record(metric.ENGINE_ADAPTED_TOKENS, new.adapted_tokens - old.adapted_tokens)
+    held = new.held_tokens - old.held_tokens
+    if held:
+        recorder.record(metric.ENGINE_GRAMMAR_TOKENS, held)
+        recorder.record(metric.ENGINE_MASK_SECONDS, new.mask_s - old.mask_s)
+
+
+def _tier(recorder: Recorder, old: TierStats, new: TierStats) -> None:
+    """A cache without a disk never counts anything."""
+    hits, misses = new.hits - old.hits, new.misses - old.misses
+    if not (new.hits or new.misses):
+        return
+    recorder.record(metric.ENGINE_TIER_BYTES, new.ram_bytes, "ram")
+    recorder.record(metric.ENGINE_TIER_BYTES, new.disk_bytes, "disk")
+    recorder.record(metric.ENGINE_TIER_TRAFFIC, new.read_bytes - old.read_bytes, "read")
+    recorder.record(metric.ENGINE_TIER_TRAFFIC, new.written_bytes - old.written_bytes, "written")
+    if hits + misses:
+        recorder.record(metric.ENGINE_TIER_HIT_RATIO, hits / (hits + misses))
+    # A page that was read ahead in one step may be wanted in the next.
+    useful = new.prefetch_useful - old.prefetch_useful
+    recorder.record(metric.ENGINE_TIER_PREFETCHED, new.prefetched - old.prefetched, "read")
+    recorder.record(metric.ENGINE_TIER_PREFETCHED, useful, "useful")
 
 
 def _latencies(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:

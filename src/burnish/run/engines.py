@@ -44,6 +44,12 @@ def check_engine(config: RunConfig) -> None:
             f"{engine.draft_model!r}.",
             fix='set both, or neither: "draft" guesses with that model.',
         )
+    if engine.device != "cpu" and engine.canary_tolerance == 0.0:
+        raise UserError(
+            f"engine.canary_tolerance = 0 demands equal bits, which {engine.device} and the "
+            "trainer's processors do not give.",
+            fix="set engine.canary_tolerance, 0.05 for instance.",
+        )
     if engine.backend is EngineBackend.LOCAL:
         if engine.remote.urls:
             raise UserError(
@@ -151,6 +157,7 @@ def core_limits(config: RunConfig) -> CoreLimits:
         swap_bytes=section.swap_mb << 20,
         kv_dtype=section.kv_dtype,
         exact=section.exact,
+        device=section.device,
         speculation=SpeculationLimits(
             kind=section.speculation,
             max_tokens=section.draft_tokens,

@@ -85,6 +85,10 @@ class ForwardingStatefulBox(ForwardingBox):
         """See `StatefulSandbox.rollback`."""
         await self._pass(lambda: self._stateful.rollback(snapshot))
 
+    async def forget(self, snapshot: Snapshot) -> None:
+        """See `StatefulSandbox.forget`."""
+        await self._pass(lambda: self._stateful.forget(snapshot))
+
     def fork(
         self, count: int, snapshot: Snapshot | None = None
     ) -> AbstractAsyncContextManager[tuple[StatefulSandbox, ...]]:

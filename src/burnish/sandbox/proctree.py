@@ -27,7 +27,7 @@ class Process(NamedTuple):
 
 
 class TreeUsage(NamedTuple):
-    """Totals of a tree, its root left out."""
+    """Totals of a tree."""
 
     num_tasks: int
     """Threads."""
@@ -88,17 +88,21 @@ def start_ticks(pid: int) -> int:
     return -1 if process is None or process.dead else process.start_ticks
 
 
-def tree_usage(processes: Iterable[Process], root: int) -> TreeUsage:
-    """Sum over the descendants of `root`."""
+def tree_usage(processes: Iterable[Process], root: int, *, with_root: bool = False) -> TreeUsage:
+    """Sum over the descendants of `root`, and `root` itself if asked for."""
     children: dict[int, list[Process]] = {}
+    counted: list[Process] = []
     for process in processes:
         children.setdefault(process.parent, []).append(process)
-    num_tasks, cpu_s, memory_bytes = 0, 0.0, 0
+        if with_root and process.pid == root:
+            counted.append(process)
     waiting = [root]
     while waiting:
-        for child in children.pop(waiting.pop(), ()):
-            num_tasks += child.num_threads
-            cpu_s += child.cpu_s
-            memory_bytes += child.rss_bytes
-            waiting.append(child.pid)
-    return TreeUsage(num_tasks, cpu_s, memory_bytes)
+        found = children.pop(waiting.pop(), ())
+        counted += found
+        waiting += [process.pid for process in found]
+    return TreeUsage(
+        sum(process.num_threads for process in counted),
+        sum(process.cpu_s for process in counted),
+        sum(process.rss_bytes for process in counted),
+    )

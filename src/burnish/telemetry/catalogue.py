@@ -121,6 +121,30 @@ ENGINE_UNGUESSED = _metric(
     "Decoding sequences of a step for which nothing was guessed.",
     "reason",
 )
+ENGINE_ADAPTERS = _metric(
+    "engine_adapters", "adapters", _LAST, "LoRA adapters that requests can name."
+)
+ENGINE_ADAPTED_TOKENS = _metric(
+    "engine_adapted_tokens", "tokens", _SUM, "Sampled tokens that went through an adapter."
+)
+ENGINE_GRAMMAR_TOKENS = _metric(
+    "engine_grammar_tokens", "tokens", _SUM, "Sampled tokens under a grammar."
+)
+ENGINE_MASK_SECONDS = _metric(
+    "engine_mask_s", "s", _SUM, "Time that the engine waited for what grammars allow."
+)
+ENGINE_TIER_BYTES = _metric(
+    "engine_tier_bytes", "bytes", _LAST, "Keys and values, by where they lie.", "where"
+)
+ENGINE_TIER_TRAFFIC = _metric(
+    "engine_tier_traffic_bytes", "bytes", _SUM, "Keys and values read and written.", "direction"
+)
+ENGINE_TIER_HIT_RATIO = _metric(
+    "engine_tier_hit_ratio", "ratio", _MEAN, "Wanted pages that were in memory already."
+)
+ENGINE_TIER_PREFETCHED = _metric(
+    "engine_tier_prefetched", "pages", _SUM, "Pages of a layer read ahead.", "result"
+)
 STEP_SECONDS = _metric("step_s", "s", _SUM, "Wall clock of the step.")
 PUBLICATION_SECONDS = _metric("publication_s", "s", _SUM, "Handing new weights to the engine.")
 

@@ -36,6 +36,7 @@ SANDBOX_FLAGS = {
     "destroy": ["--json"],
     "snapshot": ["--json"],
     "rollback": ["--json"],
+    "forget": ["--json"],
     "fork": ["--json", "--number", "--snapshot", "-n"],
     "export": ["--json", "--snapshot"],
     "import": ["--json"],

@@ -33,9 +33,9 @@ NARROW: dict[str, Any] = {"num_pages": 60, "page_size": 2, "budget_tokens": 5, "
 # Pages of one layer must be whole pages of the system.
 DISK: dict[str, Any] = {
     "num_pages": 200,
-    "page_size": 32,
+    "page_size": 64,
     "budget_tokens": 24,
-    "tier": TierLimits(ram_bytes=540_000, disk_bytes=10_000_000),
+    "tier": TierLimits(ram_bytes=1_060_000, disk_bytes=10_000_000),
 }
 
 

@@ -161,16 +161,14 @@ def test_a_text_too_much_for_its_grammar_fails_alone(
     request_for: Ask,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real, calls = masks._walk, 0
+    real, calls = masks.allowed_together, 0
 
-    def limited(state: Any, guesses: Any) -> Any:
+    def limited(states: Any, executor: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 3:
-            raise GrammarLimitError("too many items")
-        return real(state, guesses)
+        return [GrammarLimitError("too many items")] if calls == 3 else real(states, executor)
 
-    monkeypatch.setattr(masks, "_walk", limited)
+    monkeypatch.setattr(masks, "allowed_together", limited)
     core = core_for(decoder, compiler)
     found = run(
         core,
@@ -192,6 +190,24 @@ def test_bad_grammars_and_engines_without_a_tokenizer_refuse(
         core_for(decoder, None).add(request_for("a", [1], grammar=schema))
     with pytest.raises(UserError, match="cannot be used"):
         core_for(decoder, compiler).add(request_for("a", [1], grammar=regex("(")))
+
+
+def test_where_masks_are_made_changes_nothing(
+    decoder: Decoder, compiler: GrammarCompiler, request_for: Ask
+) -> None:
+    patterns = ("(ab|cd)+", "[a-z]{9}", "abc", "[0-9]+x")
+    requests = [
+        request_for(f"r{i}", [1, i + 1], max_tokens=12, seed=i, grammar=regex(patterns[i % 4]))
+        for i in range(9)
+    ]
+    found = []
+    for num_spare in (0, 1, 3):
+        core = core_for(decoder, compiler)
+        core._stepper.masks = masks.MaskMaker(num_spare)
+        found.append(run(core, *requests))
+        core.close()
+    assert found[0] == found[1] == found[2]
+    assert all(isinstance(each, Generation) for each in found[0].values())
 
 
 def test_a_guess_may_complete_a_text_that_no_stop_token_follows(

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from burnish.core.clock import ManualClock
 from burnish.core.records import GenerateRequest, Generation, GenerationDelta
-from burnish.core.vocabulary import StopReason
+from burnish.core.vocabulary import GrammarKind, StopReason
 from burnish.observe.engine_chart import Line, Panel, chart
 from burnish.run.engine_bench import BenchPlan, bench_engine
 
@@ -18,11 +18,22 @@ class Metronome:
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
-        self.capabilities = SimpleNamespace(name="metronome", max_context_tokens=600)
+        self.capabilities = SimpleNamespace(
+            name="metronome", max_context_tokens=600, grammars=frozenset({GrammarKind.JSON_SCHEMA})
+        )
         self.prompts: list[tuple[int, ...]] = []
+        self.num_steps = self.num_held = 0
 
     def stats(self) -> Any:
-        return SimpleNamespace(used_page_ratio=0.25)
+        steps = self.num_steps
+        return SimpleNamespace(
+            used_page_ratio=0.25,
+            num_steps=steps,
+            mask_s=0.5 * self.num_held,
+            drafted_tokens=4 * steps,
+            accepted_tokens=3 * steps,
+            tier=SimpleNamespace(read_bytes=20 * steps, written_bytes=10 * steps),
+        )
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[GenerationDelta]:
         self.prompts.append(request.prompt_ids)
@@ -30,6 +41,8 @@ class Metronome:
         for number in range(request.params.max_tokens):
             if number:
                 self.clock.advance(1.0)
+            self.num_steps += 1
+            self.num_held += request.params.grammar is not None
             last = number == request.params.max_tokens - 1
             yield GenerationDelta(
                 request_id=request.request_id,
@@ -65,7 +78,7 @@ def figures(plan: BenchPlan, *, num_cache_tokens: int | None = None) -> tuple[An
 
 
 def test_a_batch_is_timed_from_its_first_token_to_its_last() -> None:
-    found, engine = figures(BenchPlan(batches=(1,), prefills=(500,)))
+    found, engine = figures(BenchPlan(batches=(1,), prefills=(500,), held_batches=()))
     (batch,), (prefill,) = found.batches, found.prefills
     assert (batch.first_token_p50_s, batch.inter_token_p95_s) == (2.0, 1.0)
     assert batch.tokens_per_s == 1.0
@@ -75,12 +88,24 @@ def test_a_batch_is_timed_from_its_first_token_to_its_last() -> None:
 
 
 def test_what_does_not_fit_is_left_out_and_named() -> None:
-    found, _ = figures(BenchPlan(batches=(1, 64), prefills=(512, 2048)), num_cache_tokens=1000)
+    found, _ = figures(
+        BenchPlan(batches=(1, 64), prefills=(512, 2048), held_batches=()), num_cache_tokens=1000
+    )
     assert [batch.batch for batch in found.batches] == [1]
     assert [prefill.prompt_tokens for prefill in found.prefills] == [512]
     assert len(found.skipped) == 2
     assert "batch 64" in found.skipped[0]
     assert "context of 600" in found.skipped[1]
+
+
+def test_guesses_masks_and_the_disk_are_those_of_the_batch() -> None:
+    found, _ = figures(BenchPlan(batches=(2,), prefills=(), new_tokens=8, held_batches=(2,)))
+    plain, held = found.batches
+    assert (plain.grammar, held.grammar) == ("", "JSON")
+    assert (plain.mask_ms, held.mask_ms) == (0.0, 500.0)
+    for batch in (plain, held):
+        assert batch.acceptance_ratio == 0.75
+        assert (batch.tier_read_bytes, batch.tier_written_bytes) == (320, 160)
 
 
 def test_the_picture_is_well_formed_and_shows_every_value() -> None:

@@ -203,7 +203,8 @@ def test_a_tree_is_summed_without_its_root() -> None:
 
     tree = [process(1, 0), process(2, 1), process(3, 2), process(4, 2), process(5, 0)]
     assert tree_usage(tree, 1) == (3, 3.0, 30)
-    assert tree_usage(tree, 99) == (0, 0.0, 0)
+    assert tree_usage(tree, 2, with_root=True) == (3, 3.0, 30)
+    assert tree_usage(tree, 99, with_root=True) == (0, 0.0, 0)
 
 
 def test_a_pool_can_be_closed_without_use() -> None:

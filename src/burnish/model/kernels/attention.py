@@ -8,10 +8,7 @@ the library the engine keeps its keys in another layout (`rollout/engine/cache/g
 Shapes: T tokens, H query heads, K key/value heads, D head width, P pages, S page size.
 """
 
-import contextlib
 import ctypes
-import mmap
-import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -20,6 +17,7 @@ import torch
 from torch import Tensor
 
 from burnish.model.kernels.library import Isa, function, kernels
+from burnish.model.kernels.memory import lazy_zeros
 
 UNIT_KEYS = 16
 """A page holds a multiple of this many tokens."""
@@ -306,30 +304,6 @@ def attend_packed(
         (first_N, lengths_N, zero_N, page_N, zero_N + (window or 0), zero_N + sinks), dim=1
     )
     return layer.attend(q_THD, SpanTable(spans, torch.arange(num_pages, dtype=torch.int32)))
-
-
-def lazy_zeros(num_pages: int, page_bytes: int) -> Tensor:
-    """Memory that is taken as it is touched, in huge pages where the system has them.
-
-    Pages of a sequence lie anywhere, so with small ones most reads would miss the table of
-    addresses.
-    """
-    memory = _private_memory(max(1, num_pages * page_bytes))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages refuses; then small ones it is.
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    flat = torch.frombuffer(memory, dtype=torch.uint8, count=num_pages * page_bytes)
-    return flat.view(num_pages, page_bytes)
-
-
-def _private_memory(num_bytes: int) -> mmap.mmap:
-    """Not shared with forked processes: only then can parts of it be given back."""
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, num_bytes)
-    # Reserved memory counts against the system's limit even if it is never touched.
-    no_reserve = 0x4000 if sys.platform.startswith("linux") else 0
-    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
 
 
 def _rows(x_TKD: Tensor) -> Tensor:

@@ -3,9 +3,7 @@
 Shapes: T rows, I inputs, O outputs.
 """
 
-import contextlib
 import ctypes
-import mmap
 
 import torch
 from torch import Tensor
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 
 from burnish.model.kernels.gate import silu_mul_reference
 from burnish.model.kernels.library import function, kernels
+from burnish.model.kernels.memory import lazy_zeros
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _PANEL = 16
@@ -43,7 +42,8 @@ class PackedMatrix:
             assert self.outputs % 2 == 0
             self.outputs //= 2
         panels = -(-self.outputs // _PANEL) * (2 if gated else 1)
-        self._panels = _memory(panels * _PANEL * (self.inputs + self.inputs % 2))
+        count = panels * _PANEL * (self.inputs + self.inputs % 2)
+        self._panels = lazy_zeros(count, dtype=torch.bfloat16)
         self._bias = None if bias is None else torch.empty_like(bias, dtype=torch.bfloat16)
         self.view = MatrixView(
             self._panels.data_ptr(),
@@ -87,11 +87,20 @@ class PackedMatrix:
         )
         return out
 
-    def linear_fp32(self, x_TI: Tensor) -> Tensor:
-        """The same in fp32, not rounded: products of bf16 numbers are exact in fp32."""
+    def linear_fp32(self, x_TI: Tensor, out: Tensor | None = None) -> Tensor:
+        """The same in fp32, not rounded: products of bf16 numbers are exact in fp32.
+
+        Args:
+            x_TI: rows.
+            out: where to write, fp32 [T, O] contiguous; None for new memory.
+        """
         assert not self.is_gated
         x_TI = self._rows(x_TI)
-        out = torch.empty((len(x_TI), self.outputs), dtype=torch.float32)
+        if out is None:
+            out = torch.empty((len(x_TI), self.outputs), dtype=torch.float32)
+        assert out.shape == (len(x_TI), self.outputs)
+        assert out.dtype is torch.float32
+        assert out.is_contiguous()
         function("linear_fp32", kernels().isa, _P, _I, _I, _P, _P, _I, _C)(
             *self._operands(x_TI), out.data_ptr(), self.outputs, torch.get_num_threads()
         )
@@ -161,16 +170,3 @@ def all_finite(tensor: Tensor) -> bool:
     is_fp32 = int(tensor.dtype is torch.float32)
     threads = torch.get_num_threads()
     return bool(library.all_finite(tensor.data_ptr(), is_fp32, tensor.numel(), threads))
-
-
-def _memory(count: int) -> Tensor:
-    """Room for `count` bf16 numbers, in huge pages where the system has them.
-
-    A step at batch 1 reads every weight once, so each small page would cost a look at its address.
-    """
-    memory = mmap.mmap(-1, max(1, 2 * count))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # A kernel without huge pages refuses; then small ones it is.
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.bfloat16, count=count)

@@ -1,7 +1,7 @@
 """What the engine of this package can do, as data."""
 
 from burnish.core.engines import EngineCapabilities
-from burnish.core.vocabulary import EngineFeature, Speculation
+from burnish.core.vocabulary import EngineFeature, GrammarKind, Speculation
 from burnish.model.config import ModelConfig
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.validation import MAX_TOP_LOGPROBS
@@ -11,6 +11,7 @@ _CONDITIONAL = frozenset(
     {
         EngineFeature.STOP_STRINGS,
         EngineFeature.GRAMMAR,
+        EngineFeature.UNMASKED_LOGPROBS,
         EngineFeature.SPECULATION,
         EngineFeature.EXACT,
     }
@@ -24,6 +25,7 @@ def local_capabilities(
     given = {
         EngineFeature.STOP_STRINGS: can_decode,
         EngineFeature.GRAMMAR: has_grammars,
+        EngineFeature.UNMASKED_LOGPROBS: has_grammars,
         EngineFeature.SPECULATION: limits.speculation.kind is not Speculation.OFF,
         EngineFeature.EXACT: limits.exact,
     }
@@ -34,4 +36,5 @@ def local_capabilities(
         features=features,
         max_context_tokens=config.max_position_embeddings,
         max_top_logprobs=MAX_TOP_LOGPROBS,
+        grammars=frozenset(GrammarKind) if has_grammars else frozenset(),
     )

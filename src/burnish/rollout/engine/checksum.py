@@ -19,7 +19,7 @@ def digest(state: Mapping[str, Tensor], dtype: torch.dtype) -> str:
     """Fingerprint of a state as it is served in `dtype`."""
     total = sha256()
     for name in sorted(state):
-        tensor = state[name].detach().to(dtype)
+        tensor = state[name].detach().to(dtype).cpu()
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         raw = tensor.contiguous().view(-1).view(torch.uint8)
         rest = len(raw) % (8 * _WIDTH)

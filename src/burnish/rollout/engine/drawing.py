@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from burnish.core.records import Failure
@@ -112,19 +113,29 @@ class _Rows:
 
     def hold(self, logits_RV: Tensor) -> None:
         """Make impossible what is not allowed, in place."""
-        if not self.held and not self._stops:
+        touched = sorted({*self.held, *(row for row, _ in self._stops)})
+        if not touched:
             return
-        # Numpy on one thread: torch would wake its others for every row.
-        rows = logits_RV.numpy()
+        if logits_RV.device.type == "cpu":
+            # Numpy on one thread: torch would wake its others for every row.
+            self._hold(logits_RV.numpy(), {row: row for row in touched})
+            return
+        index_M = torch.tensor(touched)
+        part_MV = logits_RV.index_select(0, index_M).cpu()
+        self._hold(part_MV.numpy(), {row: i for i, row in enumerate(touched)})
+        logits_RV.index_copy_(0, index_M, part_MV.to(logits_RV.device))
+
+    def _hold(self, logits_MV: NDArray[np.float32], place: dict[int, int]) -> None:
+        """`place` says where each row is."""
         for row, allowed in zip(self.held, self._masks, strict=True):
-            allowed.apply(rows[row])
+            allowed.apply(logits_MV[place[row]])
         allowed_of = dict(zip(self.held, self._masks, strict=True))
         for row, sequence in self._stops:
             stops = list(sequence.stops)
             mask = allowed_of.get(row)
             # Where a text can only end, it ends, however short.
             if mask is None or mask.allows_beside(stops):
-                rows[row, stops] = -np.inf
+                logits_MV[place[row], stops] = -np.inf
 
 
 def _rows_of(hidden_TE: Tensor, work: Seq[Work], chosen: Seq[int]) -> Tensor:

@@ -30,6 +30,7 @@ from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
+from burnish.rollout.engine.placement import find_device
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import seed_key
@@ -80,6 +81,7 @@ class EngineCore:
         """
         self.config, self.limits, self.dtype = config, limits or CoreLimits(), dtype
         self.limits.check()
+        self._device = find_device(self.limits.device)
         self.limits.kv.check(self.limits.page_size, config.sliding_window)
         self.weight_version = version
         self._decode = decode
@@ -96,11 +98,11 @@ class EngineCore:
         self._scheduler = Scheduler(memory, self.limits)
         self.adapters = Adapters(known, self._scheduler)
         """Those that requests can name."""
-        target = Served(config, dtype, version)
+        target = Served(config, dtype, version, self._device)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )
-        self._stepper = Stepper(self._scheduler, self._speculator)
+        self._stepper = Stepper(self._scheduler, self._speculator, clock)
 
     @property
     def counters(self) -> CoreCounters:
@@ -119,6 +121,9 @@ class EngineCore:
             drafted_tokens=guesses.drafted_tokens,
             accepted_tokens=guesses.accepted_tokens,
             undrafted=guesses.skipped,
+            adapted_tokens=self._stepper.adapted_tokens,
+            held_tokens=self._stepper.held_tokens,
+            mask_s=self._stepper.mask_s,
         )
 
     @property
@@ -215,7 +220,9 @@ class EngineCore:
             UserError: if the state cannot be served.
         """
         return Prepared(
-            ServedModel(self.config, state, self.dtype, exact=self.limits.exact),
+            ServedModel(
+                self.config, state, self.dtype, exact=self.limits.exact, device=self._device
+            ),
             digest(state, self.dtype),
         )
 
@@ -350,7 +357,8 @@ class EngineCore:
         return scoring.score(self._awake(), token_ids, self.limits.page_size)
 
     def close(self) -> None:
-        """Give back the cache, on disk too."""
+        """Give back the cache, on disk too, and threads."""
+        self._stepper.masks.close()
         if self._cache is not None:
             past = self.tier._replace(ram_bytes=0, disk_bytes=0)
             self._cache.close()

@@ -8,7 +8,7 @@ Shapes: V rows of the model's vocabulary.
 
 import json
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +22,7 @@ from burnish.core.records import Grammar
 from burnish.core.vocabulary import GrammarKind
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 _CACHED_GRAMMARS = 256
 
@@ -143,8 +143,16 @@ class GrammarState:
         Raises:
             GrammarLimitError: if the library gives up on this text.
         """
+        return self._with_ends(self._bits())
+
+    @property
+    def mask_bytes(self) -> int:
+        """Of `allowed_bits`."""
+        return 4 * len(self._words)
+
+    def _with_ends(self, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Allow the request's own stops where the text may end, and there only."""
         may_end = self._matcher.is_stopped() or self._matcher.is_accepting()
-        bits = self._bits()
         for token in self._stops:
             bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
             bits[token >> 3] |= may_end << (token & 7)
@@ -186,12 +194,14 @@ class GrammarState:
 
     def _bits(self) -> NDArray[np.uint8]:
         """What the grammar allows, its own end tokens aside."""
-        if self._matcher.is_stopped():
-            self._raise_if_broken()
-            return np.zeros(4 * len(self._words), dtype=np.uint8)
-        self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * len(self._words))
+        if not self._matcher.is_stopped():
+            self._matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), self.mask_bytes)
+            return self._without_own_ends(self._words.numpy().view(np.uint8).copy())
+        return self._without_own_ends(np.zeros(self.mask_bytes, dtype=np.uint8))
+
+    def _without_own_ends(self, bits: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """In place, once the library has computed them."""
         self._raise_if_broken()
-        bits = self._words.numpy().view(np.uint8).copy()
         for token in self._end_ids:
             bits[token >> 3] &= ~(1 << (token & 7)) & 0xFF
         return bits
@@ -199,6 +209,28 @@ class GrammarState:
     def _raise_if_broken(self) -> None:
         if self._matcher.is_error():
             raise GrammarLimitError(_joined(self._matcher.get_error()))
+
+
+def allowed_together(
+    states: Sequence[GrammarState], executor: "LLExecutor"
+) -> list["NDArray[np.uint8] | GrammarLimitError"]:
+    """`allowed_bits` of many texts of one vocabulary, by the threads of `executor`."""
+    if not states:
+        return []
+    size = states[0].mask_bytes
+    rows = np.zeros((len(states), size), dtype=np.uint8)
+    open_texts = [
+        (state._matcher, row) for row, state in enumerate(states) if not state.is_complete
+    ]
+    if open_texts:
+        executor.unsafe_compute_mask_ptr(open_texts, rows.ctypes.data, size, len(states))
+    found: list[NDArray[np.uint8] | GrammarLimitError] = []
+    for state, bits in zip(states, rows, strict=True):
+        try:
+            found.append(state._with_ends(state._without_own_ends(bits)))
+        except GrammarLimitError as error:
+            found.append(error)
+    return found
 
 
 class GrammarLimitError(Exception):

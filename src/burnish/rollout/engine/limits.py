@@ -48,6 +48,8 @@ class CoreLimits(NamedTuple):
     """Tokens and log-probs depend on nothing but the request and the weights."""
     speculation: SpeculationLimits = SpeculationLimits()
     """Guesses that one forward checks."""
+    device: str = "cpu"
+    """Where weights and cache lie."""
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -56,6 +58,8 @@ class CoreLimits(NamedTuple):
             UserError: naming the two values.
         """
         self._check_speculation()
+        if self.device.partition(":")[0] != "cpu":
+            self._check_device()
         if self.exact and self.kv_dtype is not KvDtype.MODEL:
             raise UserError(
                 f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",
@@ -67,6 +71,18 @@ class CoreLimits(NamedTuple):
                 "not.",
                 fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.exact to false.",
             )
+
+    def _check_device(self) -> None:
+        for key, is_used, plain in (
+            ("exact", self.exact, "false"),
+            ("kv.policy", self.kv.is_sparse, KvPolicyKind.FULL),
+            ("kv.disk_mb", self.tier is not None, "0"),
+        ):
+            if is_used:
+                raise UserError(
+                    f"engine.{key} works on this machine's processors, not on {self.device}.",
+                    fix=f'set engine.{key} to {plain}, or engine.device to "cpu".',
+                )
 
     def _check_speculation(self) -> None:
         if self.speculation.max_tokens < 1:
@@ -116,3 +132,9 @@ class CoreCounters(NamedTuple):
     """Of these, those that were right."""
     undrafted: tuple[tuple[NoDraft, int], ...] = ()
     """How often a decoding sequence had no guess in a step, by reason."""
+    adapted_tokens: int = 0
+    """Of the sampled tokens, those that went through an adapter."""
+    held_tokens: int = 0
+    """Of the sampled tokens, those under a grammar."""
+    mask_s: float = 0.0
+    """Seconds that steps waited for what grammars allow."""

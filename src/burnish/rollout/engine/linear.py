@@ -21,7 +21,7 @@ class PackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """Pack a copy of `weight` [out, in]; the arguments are not kept."""
         super().__init__()
-        self.is_packed = can_pack(weight.dtype)
+        self.is_packed = weight.device.type == "cpu" and can_pack(weight.dtype)
         self.weight = _pack(weight) if self.is_packed else weight.detach().clone()
         self.bias = None if bias is None else bias.detach().clone()
 
@@ -63,9 +63,10 @@ class AdaptedLinear(nn.Module):
 class PlainDelta:
     """A `LowRank` for torch's products, in fp32."""
 
-    def __init__(self, low_rank: LowRank) -> None:
-        """Keep copies."""
-        self._down_IR, self._up_RO = (matrix.clone().T for matrix in low_rank)
+    def __init__(self, low_rank: LowRank, device: torch.device) -> None:
+        """Keep copies, on `device`."""
+        self._down_IR = low_rank.down_RI.to(device, copy=True).T
+        self._up_RO = low_rank.up_OR.to(device, copy=True).T
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """What is added to the rows' products, fp32 [T, O]."""

@@ -1,22 +1,31 @@
 """What grammars allow at each position of a step.
 
-Made on the engine's own thread: one beside the forward, with no core to spare, gained nothing in
-interleaved runs at batch 1 and 64.
+    begin(work) --> [cores to spare: a thread of their own, beside the forward] --> Pending.result()
+                    [none: here, on all threads of the engine, after the forward]
+
+Either way the library computes the masks of all sequences at once, without the interpreter's lock.
 
 Shapes: V vocabulary.
 """
 
+import os
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
 from burnish.rollout.engine.batch import Work
-from burnish.rollout.engine.grammar import GrammarLimitError, GrammarState
+from burnish.rollout.engine.grammar import GrammarLimitError, GrammarState, allowed_together
 from burnish.rollout.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor
 
 
 class Mask:
@@ -46,6 +55,10 @@ _PENALTY = np.where(
     np.float32(-np.inf),
 )
 
+_DEAD_END = "no token of the model can follow it"
+# A step of 256 sequences keeps no more busy: a mask takes a millisecond at worst.
+_MOST_SPARE = 8
+
 Masks = dict[Sequence, list[Mask]]
 """For each sequence under a grammar: after its last known token, and after each guess."""
 
@@ -59,19 +72,53 @@ class Allowed(NamedTuple):
     """Texts that are too much for their grammar."""
 
 
-def allowed_by(work: Seq[Work]) -> Allowed:
-    """Masks for the pieces that end in a sample."""
-    masks: Masks = {}
-    failures: dict[Sequence, Failure] = {}
-    for piece in work:
-        sequence = piece.sequence
-        if sequence.grammar is None or piece.num_known != sequence.num_pending:
-            continue
-        try:
-            masks[sequence] = _walk(sequence.grammar, piece.draft.tokens)
-        except GrammarLimitError as error:
-            failures[sequence] = limit_failure(error)
-    return Allowed(masks, failures)
+Pending = Callable[[], Allowed]
+"""Waits for the masks of a step."""
+
+
+class MaskMaker:
+    """Computes the masks of one engine's steps. Used by its thread only."""
+
+    def __init__(self, num_spare: int | None = None) -> None:
+        """Use `num_spare` cores beside the forward; None finds out how many there are."""
+        self._num_spare = num_spare
+        self._executor: LLExecutor | None = None
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, work: Seq[Work]) -> Pending:
+        """Masks for the pieces that end in a sample; call the answer once, after the forward.
+
+        Until then nobody may touch the grammars of these sequences.
+        """
+        held = [
+            (piece.sequence, piece.sequence.grammar, piece.draft.tokens)
+            for piece in work
+            if piece.sequence.grammar is not None and piece.num_known == piece.sequence.num_pending
+        ]
+        if not held:
+            return _nothing
+        executor = self._open()
+        if self._thread is None:
+            return lambda: _allowed(held, executor)
+        return self._thread.submit(_allowed, held, executor).result
+
+    def close(self) -> None:
+        """End its threads."""
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._thread = self._executor = None
+
+    def _open(self) -> "LLExecutor":
+        if self._executor is None:
+            from llguidance import LLExecutor
+
+            threads, spare = torch.get_num_threads(), self._num_spare
+            if spare is None:
+                spare = min(len(os.sched_getaffinity(0)) - threads, _MOST_SPARE)
+            if spare > 0:
+                self._thread = ThreadPoolExecutor(1, "burnish-masks")
+            self._executor = LLExecutor(num_threads=spare if spare > 0 else threads)
+        return self._executor
 
 
 def limit_failure(error: GrammarLimitError) -> Failure:
@@ -83,11 +130,37 @@ def limit_failure(error: GrammarLimitError) -> Failure:
     )
 
 
+def _nothing() -> Allowed:
+    return Allowed({}, {})
+
+
+def _allowed(held: Seq[tuple[Sequence, GrammarState, Seq[int]]], executor: "LLExecutor") -> Allowed:
+    """Those without guesses all at once, the others one after the other."""
+    masks: Masks = {}
+    failures: dict[Sequence, Failure] = {}
+    plain = [(sequence, state) for sequence, state, guesses in held if not guesses]
+    found = allowed_together([state for _, state in plain], executor)
+    for (sequence, _), bits in zip(plain, found, strict=True):
+        if isinstance(bits, GrammarLimitError):
+            failures[sequence] = limit_failure(bits)
+        elif not bits.any():
+            failures[sequence] = limit_failure(GrammarLimitError(_DEAD_END))
+        else:
+            masks[sequence] = [Mask(bits)]
+    for sequence, state, guesses in held:
+        if guesses:
+            try:
+                masks[sequence] = _walk(state, guesses)
+            except GrammarLimitError as error:
+                failures[sequence] = limit_failure(error)
+    return Allowed(masks, failures)
+
+
 def _walk(state: GrammarState, guesses: Seq[int]) -> list[Mask]:
     """Masks along a draft that the grammar takes; the state is as before."""
     bits = state.allowed_bits()
     if not bits.any():
-        raise GrammarLimitError("no token of the model can follow it")
+        raise GrammarLimitError(_DEAD_END)
     found = [Mask(bits)]
     for guess in guesses:
         state.advance(guess)

@@ -21,6 +21,7 @@ from burnish.rollout.engine.argument_types import INTEGER, check_each
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import CacheShape, StepAttend
+from burnish.rollout.engine.placement import placed
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.weights import ServedModel
 
@@ -52,7 +53,7 @@ def score(model: ServedModel, token_ids: Seq[int], page_size: int) -> tuple[floa
     if not token_ids:
         return ()
     hidden_TE = _hidden(model, token_ids, page_size)
-    with torch.inference_mode():
+    with torch.inference_mode(), placed(model.device):
         logprobs = logprobs_of(model, hidden_TE[:-1], torch.tensor(token_ids[1:]))
     return (0.0, *logprobs)
 
@@ -68,8 +69,8 @@ def score_sampled(model: ServedModel, sequence: Sequence, page_size: int) -> lis
     if sequence.adapter is not None:
         adapters = [AdaptedRows(0, len(tokens), sequence.adapter.layers)]
     hidden_TE = _hidden(model, tokens, page_size, adapters)
-    targets_N = torch.tensor(tokens[first:])
-    with torch.inference_mode():
+    with torch.inference_mode(), placed(model.device):
+        targets_N = torch.tensor(tokens[first:])
         return logprobs_of(model, hidden_TE[first - 1 : -1], targets_N, temperature)
 
 
@@ -77,10 +78,12 @@ def _hidden(
     model: ServedModel, token_ids: Seq[int], page_size: int, adapters: Seq[AdaptedRows] = ()
 ) -> Tensor:
     num_pages = -(-len(token_ids) // page_size)
-    cache = open_cache(CacheShape(model.config, num_pages, page_size, model.dtype))
-    step = cache.step([Span(range(num_pages), 0, len(token_ids))])
-    ids_T = torch.tensor(token_ids)
-    with torch.inference_mode():
+    cache = open_cache(
+        CacheShape(model.config, num_pages, page_size, model.dtype, device=model.device)
+    )
+    with torch.inference_mode(), placed(model.device):
+        step = cache.step([Span(range(num_pages), 0, len(token_ids))])
+        ids_T = torch.tensor(token_ids)
         attend, places_T = StepAttend(cache, step), torch.arange(len(token_ids))
         return model.hidden(ids_T, places_T, attend, adapters=adapters)
 

@@ -36,6 +36,10 @@ class EngineStats(NamedTuple):
     """Of these, those that were right."""
     undrafted: tuple[tuple[NoDraft, int], ...]
     """How often a decoding sequence had no guess in a step, by reason."""
+    adapted_tokens: int
+    """Of the sampled tokens, those that went through an adapter."""
+    held_tokens: int
+    """Of the sampled tokens, those under a grammar."""
     num_outstanding: int
     """Requests not answered yet."""
     num_running: int
@@ -55,6 +59,10 @@ class EngineStats(NamedTuple):
     inter_token: Histogram
     """Between two tokens of one request."""
 
+    num_adapters: int = 0
+    """Adapters that requests can name."""
+    mask_s: float = 0.0
+    """Seconds that steps waited for what grammars allow, totals since the start."""
     tier: TierStats = TierStats()
     """Keys and values in memory and on disk, where the cache has both."""
 

@@ -1,12 +1,14 @@
 """One step: guesses, the forward, and what follows from it for each sequence.
 
-    next work -> guesses -> forward -> what grammars allow -> drawn tokens -> taken, ended, failed
+    next work -> guesses -> forward -----------> drawn tokens -> taken, ended, failed
+                    '---> what grammars allow --'
 
 What goes wrong with one request ends that request.
 """
 
 import torch
 
+from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.records import Failure, Generation
 from burnish.core.vocabulary import StopReason
@@ -15,7 +17,8 @@ from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.drawing import NOT_FINITE, Decision, decide
 from burnish.rollout.engine.grammar import GrammarLimitError
-from burnish.rollout.engine.masks import allowed_by, limit_failure
+from burnish.rollout.engine.masks import MaskMaker, limit_failure
+from burnish.rollout.engine.placement import placed
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.score import score_sampled
 from burnish.rollout.engine.sequence import Sequence
@@ -30,10 +33,17 @@ Ended = list[tuple[Sequence, Generation | Failure]]
 class Stepper:
     """Runs steps; counts what comes of them."""
 
-    def __init__(self, scheduler: Scheduler, speculator: Speculator | None) -> None:
-        """Of one engine."""
-        self._scheduler, self._speculator = scheduler, speculator
+    def __init__(
+        self, scheduler: Scheduler, speculator: Speculator | None, clock: Clock | None = None
+    ) -> None:
+        """Of one engine; without a clock nothing is timed."""
+        self._scheduler, self._speculator, self._clock = scheduler, speculator, clock
+        self.masks = MaskMaker()
+        """Computes what grammars allow."""
+        self.mask_s = 0.0
+        """Seconds that steps waited for masks."""
         self.sampled_tokens = self.prompt_tokens = self.num_failed = 0
+        self.adapted_tokens = self.held_tokens = 0
         """Totals since the start."""
 
     def step(self, model: ServedModel, cache: KvCache, version: int) -> Ended:
@@ -41,7 +51,7 @@ class Stepper:
         work, speculator = self._scheduler.next_work(), self._speculator
         if not work:
             return []
-        with torch.inference_mode():
+        with torch.inference_mode(), placed(model.device):
             if speculator is None:
                 return self._compute(model, cache, batch.arranged(work), version)
             memory = self._scheduler.memory
@@ -55,9 +65,12 @@ class Stepper:
 
     def _compute(self, model: ServedModel, cache: KvCache, work: list[Work], version: int) -> Ended:
         """The forward, and what follows from it."""
+        pending = self.masks.begin(work)
         hidden_TE = batch.forward(model, cache, work, self._scheduler.limits.kv)
         losses = cache.take_losses()
-        allowed = allowed_by(work)
+        start_s = self._now_s()
+        allowed = pending()
+        self.mask_s += self._now_s() - start_s
         broken = dict.fromkeys(batch.prompt_logprobs(model, hidden_TE, work), NOT_FINITE)
         failures = allowed.failures | broken | lost_requests(losses, work)
         self._scheduler.restart_holders(losses.pages, work)
@@ -97,6 +110,8 @@ class Stepper:
             # The token before was a right guess: its keys and values are in the cache.
             sequence.num_computed += place > 0
             self.sampled_tokens += 1
+            self.adapted_tokens += sequence.adapter is not None
+            self.held_tokens += sequence.grammar is not None
             try:
                 reason = sequence.append(token, version)
             except ClassifiedFailure as error:
@@ -116,6 +131,9 @@ class Stepper:
         if reason is not None:
             return self._finish(model, sequence, reason)
         return None if failure is None else self._fail(sequence, failure)
+
+    def _now_s(self) -> float:
+        return self._clock.now_s() if self._clock is not None else 0.0
 
     def _finish(self, model: ServedModel, sequence: Sequence, reason: StopReason) -> Generation:
         self._scheduler.end(sequence)

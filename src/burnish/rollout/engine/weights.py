@@ -20,6 +20,7 @@ from burnish.model.lora import AdaptedRows, LayerDeltas, Lora, refuse_unfit
 from burnish.model.rope import inverse_frequencies
 from burnish.rollout.engine.argument_types import check_one
 from burnish.rollout.engine.linear import AdaptedLinear, AdapterScope, PackedLinear, PlainDelta
+from burnish.rollout.engine.placement import CPU
 
 _PACKED = ("qkv", "output", "gate_up", "down")
 
@@ -48,6 +49,7 @@ class ServedModel:
         dtype: torch.dtype,
         *,
         exact: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         """Copy `state`, named as `Decoder.state_dict()`.
 
@@ -56,6 +58,7 @@ class ServedModel:
             state: weights, in any floating-point type.
             dtype: to compute in.
             exact: a token's bits may depend on nothing but the tokens before it.
+            device: where they lie.
 
         Raises:
             UserError: if the state does not fit the configuration or is not finite, or this machine
@@ -63,14 +66,14 @@ class ServedModel:
         """
         if exact:
             refuse_inexact(config, dtype)
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.device = config, dtype, device
         self._shapes = _expected_shapes(config)
         self._decoder: Decoder | None = None
         self._head: PackedLinear | None = None
         self._scope = AdapterScope()
         self._native: NativeDecoder | None = None
         self._use_native = dtype is torch.bfloat16 and native_problem(config) is None
-        if kernels().prefers_onednn and not exact:
+        if device.type != "cpu" or (kernels().prefers_onednn and not exact):
             self._use_native = False
         self.load(state)
 
@@ -85,7 +88,10 @@ class ServedModel:
             if self._native is not None:
                 return
             decoder = self._decoder = self._decoder or _empty_decoder(self.config)
-            plain = {name: state[name].detach().to(self.dtype) for name in self._shapes}
+            decoder.inv_freq = decoder.inv_freq.to(self.device)
+            plain = {
+                name: state[name].detach().to(self.device, self.dtype) for name in self._shapes
+            }
             for i, block in enumerate(decoder.blocks):
                 _fill_block(block, i, plain, self._scope)
             decoder.embedding.weight = _frozen(plain["embedding.weight"].clone())
@@ -159,8 +165,10 @@ class ServedModel:
             UserError: if it was made for another model, or is not finite.
         """
         refuse_unfit(lora, self.config)
-        packed = PackedDelta if self._native is not None else PlainDelta
-        return [{name: packed(low) for name, low in layer.items()} for layer in lora.layers]
+        if self._native is not None:
+            return [{name: PackedDelta(low) for name, low in x.items()} for x in lora.layers]
+        device = self.device
+        return [{name: PlainDelta(low, device) for name, low in x.items()} for x in lora.layers]
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
         """Logits [N, V] in fp32."""
@@ -188,7 +196,8 @@ def _expected_shapes(config: ModelConfig) -> Mapping[str, tuple[int, ...]]:
 
 def is_finite(tensor: Tensor) -> bool:
     """Whether no number is NaN or infinite."""
-    if tensor.dtype in (torch.bfloat16, torch.float32) and kernels().library is not None:
+    has_kernel = tensor.dtype in (torch.bfloat16, torch.float32) and tensor.device.type == "cpu"
+    if has_kernel and kernels().library is not None:
         return all_finite(tensor)
     low, high = torch.aminmax(tensor.detach())
     return bool(torch.isfinite(low)) and bool(torch.isfinite(high))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from burnish.core.errors import UserError, boundary
 from burnish.core.records import GenerateRequest, Generation, GenerationDelta
 from burnish.core.vocabulary import FailureKind, InFlight, SleepLevel
 from burnish.model.config import ModelConfig
-from burnish.model.lora import Lora
+from burnish.model.lora import Lora, load_lora
 from burnish.rollout.engine.barrier import Barrier
 from burnish.rollout.engine.capabilities import local_capabilities
 from burnish.rollout.engine.engine import EngineCore
@@ -206,6 +207,21 @@ class EngineWorker:
 
         await self._call(run)
 
+    async def load_adapter(
+        self,
+        name: str,
+        directory: Path,
+        version: int | None = None,
+        inflight: InFlight = InFlight.KEEP,
+    ) -> None:
+        """As `add_adapter`, from a folder that PEFT's `save_pretrained` wrote.
+
+        Raises:
+            UserError: as `add_adapter`, or it is not plain LoRA of this model.
+        """
+        lora = await asyncio.to_thread(load_lora, directory, self._core.config)
+        await self.add_adapter(name, lora, version, inflight)
+
     async def remove_adapter(self, name: str) -> None:
         """Forget an adapter and its pins; its running requests end as aborted.
 
@@ -301,6 +317,7 @@ class EngineWorker:
             free_pages=core.free_pages,
             num_pages=core.limits.num_pages,
             saved_bytes=core.saved_bytes,
+            num_adapters=len(core.adapters.names),
             tier=core.tier,
             queue=meter.queue.snapshot(),
             first_token=meter.first_token.snapshot(),

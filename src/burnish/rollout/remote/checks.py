@@ -53,6 +53,8 @@ def refuse_unfit(
         )
     _refuse_params(request.params, capabilities, where)
     capabilities.require(*needed_features(request))
+    if request.params.grammar is not None:
+        capabilities.require_grammar(request.params.grammar.kind)
     _refuse_scope(request.params, scope, where)
 
 

@@ -5,8 +5,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest
-from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel, StopReason
+from burnish.core.vocabulary import (
+    EngineFeature,
+    GrammarKind,
+    InFlight,
+    SleepLevel,
+    StopReason,
+)
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
 from burnish.rollout.remote.wire import Wire
 
@@ -77,6 +84,14 @@ class ServerFacts(NamedTuple):
     """Of its weights, if it says: `bfloat16`, `float32`."""
     label: str | None
     """Of the weights that it serves, if it keeps one."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that it serves."""
+    max_adapter_rank: int | None = None
+    """Largest rank of an adapter, if it says."""
+    needs_plain_adapter: bool = False
+    """Whether requests without an adapter are only right through one that adds nothing."""
+    grammars: frozenset[GrammarKind] = frozenset()
+    """Languages of grammars that it reads."""
 
 
 class Ask(NamedTuple):
@@ -88,6 +103,8 @@ class Ask(NamedTuple):
     """Name of the model there."""
     salt: str
     """Prefixes are shared within one salt only: it names the weights."""
+    adapter: str | None = None
+    """Name of a LoRA adapter there."""
 
 
 class Dialect(Protocol):
@@ -136,6 +153,18 @@ class Dialect(Protocol):
         """
         ...
 
+    async def adapters(self, wire: Wire, timeout_s: float) -> frozenset[str]:
+        """Names of the LoRA adapters that it serves."""
+        ...
+
+    async def load_adapter(self, wire: Wire, name: str, folder: Path, timeout_s: float) -> None:
+        """Load an adapter in PEFT's format; one of that name is replaced."""
+        ...
+
+    async def unload_adapter(self, wire: Wire, name: str) -> None:
+        """Forget an adapter; requests that run with it go on."""
+        ...
+
     async def pause(self, wire: Wire) -> None:
         """Stand still; running requests stay."""
         ...
@@ -166,6 +195,39 @@ class Delivery(NamedTuple):
     """What the servers are to call it."""
     inflight: InFlight
     """What becomes of running requests."""
+
+
+def adapter_names(url: str, models: Any) -> tuple[str, ...]:
+    """Of `/v1/models`: adapters name the model that they belong to as their parent.
+
+    Raises:
+        RemoteFailure: `malformed`.
+    """
+    cards = field(url, models, "data", kind=list)
+    return tuple(
+        card["id"]
+        for card in cards
+        if isinstance(card, dict) and isinstance(card.get("id"), str) and card.get("parent")
+    )
+
+
+def model_names(url: str, models: Any) -> tuple[str, ...]:
+    """Of `/v1/models`, without adapters.
+
+    Raises:
+        RemoteFailure: `malformed`.
+    """
+    adapters = adapter_names(url, models)
+    cards = [card for card in field(url, models, "data", kind=list) if isinstance(card, dict)]
+    return tuple(str(card.get("id")) for card in cards if card.get("id") not in adapters)
+
+
+def lost_adapter(url: str, ask: Ask, error: UserError, sign: str) -> Exception:
+    """What a refusal means that has `sign` in it where the server no longer knows the adapter."""
+    if ask.adapter is None or sign not in error.what:
+        return error
+    what = f"it has lost the adapter {ask.adapter}"
+    return RemoteFailure(RemoteProblem.OUTDATED, url, what)
 
 
 def field(url: str, document: Any, *path: str | int, kind: type | tuple[type, ...]) -> Any:

@@ -26,6 +26,8 @@ from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel
 from burnish.model.config import ModelConfig
 from burnish.model.published import Published, publish
 from burnish.rollout.engine.stats import EngineStats
+from burnish.rollout.remote.adapters import OWN_PREFIX, RemoteAdapter, plain_adapter, written
+from burnish.rollout.remote.capabilities import shared_capabilities
 from burnish.rollout.remote.checks import refuse_ids, refuse_unfit
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.rollout.remote.dialect import Delivery, Dialect, LogprobScope
@@ -71,6 +73,7 @@ class RemoteEngine:
         self._owns_folder = config.weights_directory is None
         self._folder: Path | None = config.weights_directory
         self._published: list[Path] = []
+        self._num_adapters = 0
         self._asleep: SleepLevel | None = None
         self._served_digest: str | None = None
         self._closed = False
@@ -82,7 +85,12 @@ class RemoteEngine:
         except BaseException:
             self._thread.close()
             raise
-        self._capabilities = self._intersection()
+        self._capabilities = shared_capabilities(
+            f"{dialect.name} at {', '.join(config.urls)}",
+            self._fleet.facts,
+            self._fleet.scope,
+            model.max_position_embeddings,
+        )
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -106,6 +114,7 @@ class RemoteEngine:
             UserError: naming the value and its bound, or the feature.
         """
         refuse_unfit(request, self._capabilities, self._fleet.scope, self._model.vocab_size)
+        self._fleet.adapters.get(request.adapter)
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one continuation; cancelling the caller hangs up, and so aborts the request.
@@ -196,6 +205,43 @@ class RemoteEngine:
         """Make the servers serve `state` under the present version, whatever they served before."""
         await self._deliver(state, self.weight_version, InFlight.ABORT)
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters that requests may use, sorted."""
+        return self._fleet.adapters.names
+
+    async def load_adapter(self, name: str, directory: Path, version: int | None = None) -> None:
+        """Have every server load a LoRA adapter; see `core.protocols.Engine`.
+
+        What is running goes on with the weights that it began with.
+
+        Raises:
+            UserError: it is not plain LoRA of this model, the version not newer than its last, its
+                rank beyond what the servers take, or they refuse it.
+            ClassifiedFailure: of kind `infra`, if no server serves it.
+        """
+        self._capabilities.require(EngineFeature.LOAD_ADAPTERS)
+        if self._closed:
+            raise self._closed_failure()
+        served = self.weight_version if version is None else version
+        self._fleet.adapters.check_new(name, served)
+        self._num_adapters += 1
+        number = f"{self._nonce}-{self._num_adapters}"
+        plain = RemoteAdapter(name, OWN_PREFIX + number, served)
+        folder = (self._directory() / f"adapter-{number}").absolute()
+        most = self._capabilities.max_adapter_rank
+        adapter = await asyncio.to_thread(written, plain, directory, folder, self._model, most)
+        await self._run(lambda: self._fleet.load_adapter(adapter))
+
+    async def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; what is running goes on to its end.
+
+        Raises:
+            UserError: it is not known, or the servers were started with it.
+        """
+        self._capabilities.require(EngineFeature.LOAD_ADAPTERS)
+        await self._run(lambda: self._fleet.remove_adapter(name))
+
     async def pause(self) -> None:
         """Stand still; requests in flight stay on the servers. Idempotent."""
         self._capabilities.require(EngineFeature.PAUSE)
@@ -234,8 +280,9 @@ class RemoteEngine:
         await self._run(lambda: self._fleet.wake(level))
         if published is not None:
             await self._send(published, self.weight_version, InFlight.ABORT)
+            await self._run(self._fleet.restore_adapters)
         self._asleep = None
-        await self._run(self._rouse)
+        await self._run(self._fleet.rouse)
 
     async def close(self) -> None:
         """Hang up; what runs is ended as failed. Idempotent. The servers go on."""
@@ -252,55 +299,27 @@ class RemoteEngine:
     def stats(self) -> EngineStats:
         """A snapshot, as seen from here: the servers count their own steps."""
         now_s = self._clock.now_s()
-        busy_s = self._busy_s + (now_s - self._busy_since_s if self._outstanding else 0.0)
-        counters, uptime_s = self._fleet.counters, now_s - self._started_s
-        return EngineStats(
-            busy_ratio=busy_s / uptime_s if uptime_s > 0 else 0.0,
-            busy_s=busy_s,
-            tokens_per_busy_s=counters.sampled_tokens / busy_s if busy_s > 0 else 0.0,
-            num_steps=0,
-            sampled_tokens=counters.sampled_tokens,
-            prompt_tokens=counters.prompt_tokens,
-            cached_tokens=counters.cached_tokens,
-            num_preemptions=0,
-            num_swaps=0,
-            num_failed=counters.num_failures,
-            drafted_tokens=0,
-            accepted_tokens=0,
-            undrafted=(),
+        return self._fleet.counters.snapshot(
+            uptime_s=now_s - self._started_s,
+            busy_s=self._busy_s + (now_s - self._busy_since_s if self._outstanding else 0.0),
             num_outstanding=len(self._outstanding),
+            num_adapters=len(self.adapters),
             num_running=sum(replica.num_inflight for replica in self._fleet.replicas),
-            num_waiting=0,
-            # Of the servers' caches nothing is known here.
-            free_pages=1,
-            num_pages=1,
-            saved_bytes=0,
-            queue=counters.queue.snapshot(),
-            first_token=counters.first_token.snapshot(),
-            inter_token=counters.inter_token.snapshot(),
         )
 
     async def _connect(self, version: int) -> Fleet:
         fleet = Fleet(self._config, self._dialect, self._clock, version=version, salt=self._salt)
         try:
             await fleet.connect()
+            if any(facts.needs_plain_adapter for facts in fleet.facts):
+                name = f"{OWN_PREFIX}{self._nonce}-plain"
+                folder = (self._directory() / name).absolute()
+                plain = await asyncio.to_thread(plain_adapter, name, folder, self._model)
+                await fleet.load_adapter(plain)
         except BaseException:
             await fleet.close()
             raise
         return fleet
-
-    def _intersection(self) -> EngineCapabilities:
-        facts = self._fleet.facts
-        features = frozenset.intersection(*(fact.features for fact in facts))
-        if self._fleet.scope is LogprobScope.SAMPLED:
-            features |= {EngineFeature.SAMPLED_LOGPROBS}
-        own = self._model.max_position_embeddings
-        return EngineCapabilities(
-            name=f"{self._dialect.name} at {', '.join(self._config.urls)}",
-            features=features,
-            max_context_tokens=min(fact.max_context_tokens or own for fact in facts),
-            max_top_logprobs=min(fact.max_top_logprobs for fact in facts),
-        )
 
     def _salt(self, version: int) -> str:
         """Prefixes are reused within one version of one run only."""
@@ -343,9 +362,6 @@ class RemoteEngine:
                 raise self._closed_failure() from None
             raise
 
-    async def _rouse(self) -> None:
-        self._fleet.rouse()
-
     async def _deliver(self, state: Mapping[str, Any], version: int, inflight: InFlight) -> None:
         self._capabilities.require(EngineFeature.UPDATE_WEIGHTS, _INFLIGHT[inflight])
         if self._closed:
@@ -353,15 +369,19 @@ class RemoteEngine:
         await self._send(await self._write(state, version), version, inflight)
 
     async def _write(self, state: Mapping[str, Any], version: int) -> Published:
+        dtype: Literal["bfloat16", "float32"] = "bfloat16"
+        if any(fact.dtype == "float32" for fact in self._fleet.facts):
+            dtype = "float32"
+        folder = self._directory() / f"{self._nonce}-{version}"
+        return await asyncio.to_thread(publish, self._model, state, folder, dtype)
+
+    def _directory(self) -> Path:
+        """Where the servers find what is given to them."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="burnish-weights-"))
             # The servers may run as somebody else.
             self._folder.chmod(0o755)
-        dtype: Literal["bfloat16", "float32"] = "bfloat16"
-        if any(fact.dtype == "float32" for fact in self._fleet.facts):
-            dtype = "float32"
-        folder = self._folder / f"{self._nonce}-{version}"
-        return await asyncio.to_thread(publish, self._model, state, folder, dtype)
+        return self._folder
 
     async def _send(self, published: Published, version: int, inflight: InFlight) -> None:
         delivery = Delivery(

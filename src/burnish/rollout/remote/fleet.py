@@ -24,11 +24,13 @@ from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, GenerationDelta
 from burnish.core.vocabulary import SleepLevel, StopReason
+from burnish.rollout.remote.adapters import RemoteAdapter, RemoteAdapters
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.rollout.remote.counters import Counters
 from burnish.rollout.remote.delivery import deliver, score_fresh
-from burnish.rollout.remote.dialect import Ask, Chunk, Delivery, Dialect, LogprobScope, ServerFacts
+from burnish.rollout.remote.dialect import Ask, Delivery, Dialect, LogprobScope, ServerFacts
 from burnish.rollout.remote.failures import MOVABLE, RemoteFailure, RemoteProblem
+from burnish.rollout.remote.intake import Intake
 from burnish.rollout.remote.replica import Replica, ReplicaState
 from burnish.rollout.remote.router import Router
 from burnish.rollout.remote.scope import measure_scope, weakest
@@ -69,6 +71,7 @@ class Fleet:
         self.scope = LogprobScope.RAW
         self.replicas: list[Replica] = []
         self.counters = Counters()
+        self.adapters = RemoteAdapters(dialect, config.update_timeout_s)
         self._router = Router()
         self._changed = asyncio.Event()
         self._updating = asyncio.Lock()
@@ -91,7 +94,9 @@ class Fleet:
             Replica(wire, facts, self.version)
             for wire, facts in zip(self._wires, found, strict=True)
         ]
-        self.scope = weakest([await self._scope(replica) for replica in self.replicas])
+        self.adapters.find(set.intersection(*(set(facts.adapters) for facts in found)))
+        salt = self._salt(self.version)
+        self.scope = weakest([await measure_scope(self._dialect, r, salt) for r in self.replicas])
         self._care = asyncio.get_running_loop().create_task(self._look_after())
 
     @property
@@ -166,6 +171,20 @@ class Fleet:
         """
         await self._to_the_end(self._update(delivery, version))
 
+    async def load_adapter(self, adapter: RemoteAdapter) -> None:
+        """Give all replicas an adapter; raises as `update` does."""
+        await self._to_the_end(self._load_adapter(adapter))
+
+    async def remove_adapter(self, name: str) -> None:
+        """Forget an adapter that was loaded from here."""
+        async with self._updating:
+            await self.adapters.withdraw(self._live, self.adapters.take(name))
+
+    async def restore_adapters(self) -> None:
+        """Load all adapters again: the servers have given their memory back."""
+        for replica in self._live:
+            await self.adapters.restore(replica, everything=True)
+
     async def pause(self) -> None:
         """Stand still everywhere; requests in flight stay there."""
         await self._everywhere(self._dialect.pause)
@@ -185,7 +204,7 @@ class Fleet:
         """Take memory again. `rouse` lets requests in."""
         await self._everywhere(lambda wire: self._dialect.wake(wire, level))
 
-    def rouse(self) -> None:
+    async def rouse(self) -> None:
         """Let held requests go out."""
         self._awake.set()
 
@@ -194,23 +213,21 @@ class Fleet:
         if self._care is not None:
             self._care.cancel()
             await asyncio.gather(self._care, return_exceptions=True)
+        await self.adapters.leave(self._live, self._config.connect_timeout_s)
         if self._deliveries:
             await asyncio.wait(self._deliveries, timeout=self._config.update_timeout_s)
         await asyncio.gather(*(wire.close() for wire in self._wires))
 
-    async def _scope(self, replica: Replica) -> LogprobScope:
-        """What it says, and never more than what it does."""
-        salt = self._salt(self.version)
-        facts = replica.facts
-        measured = await measure_scope(self._dialect, replica.wire, facts.model, salt)
-        _LOG.info("%s says %s, measured %s", replica.url, facts.scope, measured)
-        return measured
+    @property
+    def _live(self) -> list[Replica]:
+        return [r for r in self.replicas if r.state is not ReplicaState.DOWN]
 
     async def _attempt(
         self, replica: Replica, tally: Tally
     ) -> AsyncGenerator[GenerationDelta, None]:
         """The rest of a request on one replica."""
-        start, request = tally.num_tokens, tally.request
+        request, adapter = tally.request, self.adapters.get(tally.request.adapter)
+        version = -1 if adapter is None else adapter.version
         replica.begin()
         self.counters.num_requests += 1
         try:
@@ -220,54 +237,25 @@ class Fleet:
             if request.params.max_tokens == 0:
                 yield tally.final(StopReason.LENGTH)
                 return
-            salt = self._salt(replica.version)
-            ask = Ask(tally.remainder(), replica.facts.model, salt)
+            salt, name = self._salt(replica.version), adapter and adapter.served
+            ask = Ask(
+                tally.remainder(),
+                replica.facts.model,
+                salt if name is None else f"{salt}-{name}",
+                name,
+            )
+            intake = Intake(replica, tally, self.counters, version)
             async with aclosing(self._dialect.generate(replica.wire, ask)) as chunks:
                 async for chunk in chunks:
-                    delta = self._take(replica, tally, chunk)
+                    delta = intake.take(chunk, self._clock.now_s())
                     if chunk.end is None:
                         yield delta
                         continue
-                    self._settle(replica, tally, chunk, start)
+                    intake.settle(chunk)
                     yield tally.final(chunk.end.reason, len(delta.token_ids))
                     return
         finally:
             replica.end()
-
-    def _take(self, replica: Replica, tally: Tally, chunk: Chunk) -> GenerationDelta:
-        """Tokens that were read while an update was under way were sampled before it."""
-        if tally.num_tokens + len(chunk.token_ids) > tally.request.params.max_tokens:
-            what = f"more than the {tally.request.params.max_tokens} tokens asked for came"
-            raise RemoteFailure(RemoteProblem.MALFORMED, replica.url, what)
-        self.counters.sampled_tokens += len(chunk.token_ids)
-        version = replica.version_of(chunk.label)
-        was_first, last_s = not tally.num_tokens, tally.last_s
-        delta = tally.add(chunk, version, self._clock.now_s())
-        if chunk.token_ids:
-            if was_first:
-                self.counters.first_token.add(tally.first_token_s)
-            else:
-                number = len(chunk.token_ids)
-                self.counters.inter_token.add((tally.last_s - last_s) / number, number)
-        return delta
-
-    def _settle(self, replica: Replica, tally: Tally, chunk: Chunk, start: int) -> None:
-        """What the end of an answer says about all of it."""
-        assert chunk.end is not None
-        if chunk.end.spans:
-            versions: list[int] = []
-            for span in chunk.end.spans:
-                versions += [replica.version_of(span.label)] * (span.end - span.start)
-            if len(versions) != tally.num_tokens - start:
-                what = f"{tally.num_tokens - start} tokens have {len(versions)} versions"
-                raise RemoteFailure(RemoteProblem.MALFORMED, replica.url, what)
-            tally.relabel(start, versions)
-        self.counters.cached_tokens += chunk.end.cached_tokens
-        self.counters.prompt_tokens += (
-            len(tally.request.prompt_ids) + start - chunk.end.cached_tokens
-        )
-        if not start:
-            tally.cached_tokens = chunk.end.cached_tokens
 
     async def _pick(self, request: GenerateRequest) -> Replica:
         while True:
@@ -318,7 +306,7 @@ class Fleet:
 
     async def _update(self, delivery: Delivery, version: int) -> None:
         async with self._updating:
-            targets = [r for r in self.replicas if r.state is not ReplicaState.DOWN]
+            targets = self._live
             results = await asyncio.gather(
                 *(self._deliver(replica, delivery, version) for replica in targets),
                 return_exceptions=True,
@@ -352,12 +340,18 @@ class Fleet:
             raise
         self._set(replica, ReplicaState.READY)
 
+    async def _load_adapter(self, adapter: RemoteAdapter) -> None:
+        async with self._updating:
+            if not self._live:
+                raise self._nobody()
+            for replica in await self.adapters.load(self._live, adapter):
+                self._set(replica, ReplicaState.DOWN)
+
     async def _everywhere(self, action: Callable[[Wire], Coroutine[Any, Any, None]]) -> None:
         """Do the same on all replicas; one that fails is left alone from then on."""
-        live = [r for r in self.replicas if r.state is not ReplicaState.DOWN]
-        if not live:
+        if not self._live:
             raise self._nobody()
-        for replica in live:
+        for replica in self._live:
             try:
                 await action(replica.wire)
             except RemoteFailure as error:
@@ -387,14 +381,17 @@ class Fleet:
         async with self._updating:
             label = await self._dialect.label(replica.wire, self._config.connect_timeout_s)
             is_right = label == replica.label and replica.version == self.version
-            if is_right and replica.state is not ReplicaState.OUTDATED:
-                self._set(replica, ReplicaState.READY)
-                return
-            self._set(replica, ReplicaState.OUTDATED)
-            if self._current is None:
-                return
+            has_lost = replica.state is ReplicaState.OUTDATED and self._current is not None
             try:
-                replica.scores = None
-                await self._deliver(replica, self._current, self.version)
+                if not is_right or has_lost:
+                    self._set(replica, ReplicaState.OUTDATED)
+                    if self._current is None:
+                        return
+                    replica.scores = None
+                    await self._deliver(replica, self._current, self.version)
+                await self.adapters.restore(replica)
+                self._set(replica, ReplicaState.READY)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("%s does not take its weights: %s", replica.url, error)
+                if replica.state is ReplicaState.READY:
+                    self._set(replica, ReplicaState.DOWN)

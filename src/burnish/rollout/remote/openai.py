@@ -8,6 +8,7 @@ Such a server can be sampled from and, if it echoes log-probs, scored with. It c
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from burnish.core.errors import UserError
@@ -20,8 +21,10 @@ from burnish.rollout.remote.dialect import (
     End,
     LogprobScope,
     ServerFacts,
+    adapter_names,
     checked_chunk,
     field,
+    model_names,
     stop_reason,
 )
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
@@ -40,20 +43,23 @@ class OpenAiDialect:
 
     async def inspect(self, wire: Wire, model: str | None) -> ServerFacts:
         """See `Dialect`. Nothing says what such a server can do: try it."""
-        served = field(wire.url, await wire.get("/v1/models"), "data", kind=list)
-        names = [entry.get("id") for entry in served if isinstance(entry, dict)]
+        served = await wire.get("/v1/models")
+        names, adapters = model_names(wire.url, served), adapter_names(wire.url, served)
         if not names or (model is not None and model not in names):
             raise UserError(
-                f"{wire.url} serves {', '.join(map(str, names)) or 'no model'}, not {model}.",
+                f"{wire.url} serves {', '.join(names) or 'no model'}, not {model}.",
                 fix="set engine.remote.model to one of these, or leave it out.",
             )
-        name = str(model or names[0])
+        name = model or names[0]
         features = {EngineFeature.STREAM}
         await self._refuse_text(wire, name)
         if await self._echoes(wire, name):
             features.add(EngineFeature.SCORE)
             features.add(EngineFeature.PROMPT_LOGPROBS)
-        context = next((e.get("max_model_len") for e in served if e.get("id") == name), None)
+        if adapters:
+            features.add(EngineFeature.ADAPTERS)
+        cards = [e for e in served["data"] if isinstance(e, dict)]
+        context = next((e.get("max_model_len") for e in cards if e.get("id") == name), None)
         return ServerFacts(
             model=name,
             features=frozenset(features),
@@ -62,6 +68,7 @@ class OpenAiDialect:
             max_top_logprobs=0,
             dtype=None,
             label=None,
+            adapters=adapters,
         )
 
     async def is_healthy(self, wire: Wire, timeout_s: float) -> bool:
@@ -76,7 +83,7 @@ class OpenAiDialect:
     async def generate(self, wire: Wire, ask: Ask) -> AsyncGenerator[Chunk, None]:
         """See `Dialect`. Stops are looked for here as well: the standard knows none by id."""
         params = ask.request.params
-        body = _body(ask.model, ask.request.prompt_ids, params) | {"stream": True}
+        body = _body(ask.adapter or ask.model, ask.request.prompt_ids, params) | {"stream": True}
         stops = frozenset(params.stop_token_ids)
         ended = False
         async with aclosing(wire.events(_PATH, body)) as events:
@@ -110,6 +117,19 @@ class OpenAiDialect:
     async def check_delivery(self, wire: Wire, delivery: Delivery, dtype: str | None) -> None:
         """See `Dialect`."""
         raise _cannot(wire, "take new weights")
+
+    async def adapters(self, wire: Wire, timeout_s: float) -> frozenset[str]:
+        """See `Dialect`."""
+        models = await wire.get("/v1/models", timeout_s=timeout_s)
+        return frozenset(adapter_names(wire.url, models))
+
+    async def load_adapter(self, wire: Wire, name: str, folder: Path, timeout_s: float) -> None:
+        """See `Dialect`."""
+        raise _cannot(wire, "load adapters")
+
+    async def unload_adapter(self, wire: Wire, name: str) -> None:
+        """See `Dialect`."""
+        raise _cannot(wire, "load adapters")
 
     async def pause(self, wire: Wire) -> None:
         """See `Dialect`."""

@@ -4,12 +4,16 @@ The likeliest token is drawn (`top_p` close to 0) at two temperatures. Truncated
 zero both times; tempered ones fall as the temperature rises; raw ones stay the same.
 """
 
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 
 from burnish.core.records import GenerateRequest, SamplingParams
 from burnish.rollout.remote.dialect import Ask, Dialect, LogprobScope
+from burnish.rollout.remote.replica import Replica
 from burnish.rollout.remote.wire import Wire
+
+_LOG = logging.getLogger(__name__)
 
 _TOP_P = 1e-6
 # The most that servers take.
@@ -21,23 +25,26 @@ _CERTAIN = -1e-4
 _SAME_NATS = 0.5
 
 
-async def measure_scope(dialect: Dialect, wire: Wire, model: str, salt: str) -> LogprobScope:
-    """Ask the server.
+async def measure_scope(dialect: Dialect, replica: Replica, salt: str) -> LogprobScope:
+    """Ask the server: what it says of itself is noted, and what it does counts.
 
     Raises:
         UserError: it refuses such requests.
         RemoteFailure: it failed.
     """
+    wire, model = replica.wire, replica.facts.model
     pairs = []
     for prompt in _PROBES:
         cold = await _likeliest(dialect, wire, model, salt, prompt, 1.0)
         hot = await _likeliest(dialect, wire, model, salt, prompt, _HOT)
         pairs.append((cold, hot))
+    measured = LogprobScope.RAW
     if all(cold > _CERTAIN and hot > _CERTAIN for cold, hot in pairs):
-        return LogprobScope.SAMPLED
-    if all(hot < cold - _SAME_NATS for cold, hot in pairs):
-        return LogprobScope.TEMPERED
-    return LogprobScope.RAW
+        measured = LogprobScope.SAMPLED
+    elif all(hot < cold - _SAME_NATS for cold, hot in pairs):
+        measured = LogprobScope.TEMPERED
+    _LOG.info("%s says %s, measured %s", replica.url, replica.facts.scope, measured)
+    return measured
 
 
 def weakest(scopes: Sequence[LogprobScope]) -> LogprobScope:

@@ -6,11 +6,12 @@ a small server of our own that speaks the same. Chunks carry the label of the we
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 from burnish.core.errors import UserError
 from burnish.core.records import SamplingParams
-from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel
+from burnish.core.vocabulary import EngineFeature, GrammarKind, InFlight, SleepLevel
 from burnish.rollout.remote.dialect import (
     UNKNOWN_LABEL,
     Ask,
@@ -19,8 +20,10 @@ from burnish.rollout.remote.dialect import (
     End,
     LogprobScope,
     ServerFacts,
+    adapter_names,
     checked_chunk,
     field,
+    lost_adapter,
     stop_reason,
 )
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
@@ -50,6 +53,8 @@ _PAUSE = {
     InFlight.ABORT: "abort",
 }
 _MAX_TOP_LOGPROBS = 64
+# Its third language, EBNF, is none of ours.
+_HELD = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
 
 
 class SglangDialect:
@@ -81,7 +86,14 @@ class SglangDialect:
             found.add(EngineFeature.SLEEP)
         if info.get("speculative_algorithm"):
             found.add(EngineFeature.SPECULATION)
-        context = info.get("context_length")
+        adapters: tuple[str, ...] = ()
+        if info.get("enable_lora"):
+            found |= {EngineFeature.ADAPTERS, EngineFeature.LOAD_ADAPTERS}
+            adapters = tuple(await self.adapters(wire, 30.0))
+        grammars = _grammars(info)
+        if grammars:
+            found.add(EngineFeature.GRAMMAR)
+        context, rank = info.get("context_length"), info.get("max_lora_rank")
         dtype = info.get("dtype")
         return ServerFacts(
             model=served,
@@ -91,6 +103,9 @@ class SglangDialect:
             max_top_logprobs=_MAX_TOP_LOGPROBS,
             dtype=dtype if dtype in ("bfloat16", "float32") else None,
             label=_label(about),
+            adapters=adapters,
+            max_adapter_rank=rank if isinstance(rank, int) else None,
+            grammars=grammars,
         )
 
     async def is_healthy(self, wire: Wire, timeout_s: float) -> bool:
@@ -115,14 +130,19 @@ class SglangDialect:
         }
         if request.priority:
             body["priority"] = request.priority
+        if ask.adapter is not None:
+            body["lora_path"] = ask.adapter
         seen = 0
         ended = False
-        async with aclosing(wire.events("/generate", body)) as events:
-            async for event in events:
-                chunk = _chunk(wire.url, event, seen, num_top)
-                seen += len(chunk.token_ids)
-                ended = ended or chunk.end is not None
-                yield chunk
+        try:
+            async with aclosing(wire.events("/generate", body)) as events:
+                async for event in events:
+                    chunk = _chunk(wire.url, event, seen, num_top)
+                    seen += len(chunk.token_ids)
+                    ended = ended or chunk.end is not None
+                    yield chunk
+        except UserError as error:
+            raise lost_adapter(wire.url, ask, error, "not loaded") from error
         if not ended:
             raise RemoteFailure(RemoteProblem.LOST, wire.url, "the stream had no end")
 
@@ -175,6 +195,25 @@ class SglangDialect:
             what = "the label of the weights is not the one that was set"
             raise RemoteFailure(RemoteProblem.NOT_DELIVERED, wire.url, what)
 
+    async def adapters(self, wire: Wire, timeout_s: float) -> frozenset[str]:
+        """See `Dialect`."""
+        models = await wire.get("/v1/models", timeout_s=timeout_s)
+        return frozenset(adapter_names(wire.url, models))
+
+    async def load_adapter(self, wire: Wire, name: str, folder: Path, timeout_s: float) -> None:
+        """See `Dialect`: what is loaded already must go first."""
+        if name in await self.adapters(wire, timeout_s):
+            await self.unload_adapter(wire, name)
+        body = {"lora_name": name, "lora_path": str(folder)}
+        answer = await wire.post("/load_lora_adapter", body, timeout_s=timeout_s)
+        if not field(wire.url, answer, "success", kind=bool):
+            what = f"the adapter was refused: {answer.get('error_message')!r:.200}"
+            raise RemoteFailure(RemoteProblem.NOT_DELIVERED, wire.url, what)
+
+    async def unload_adapter(self, wire: Wire, name: str) -> None:
+        """See `Dialect`. The server waits for the requests that run with it."""
+        await wire.post("/unload_lora_adapter", {"lora_name": name})
+
     async def pause(self, wire: Wire) -> None:
         """See `Dialect`."""
         await wire.post("/pause_generation", {"mode": "in_place"})
@@ -190,6 +229,12 @@ class SglangDialect:
     async def wake(self, wire: Wire, level: SleepLevel) -> None:
         """See `Dialect`."""
         await wire.post("/resume_memory_occupation", {"tags": _tags(level)})
+
+
+def _grammars(info: dict[str, Any]) -> frozenset[GrammarKind]:
+    """It masks by its tokenizer."""
+    is_off = info.get("grammar_backend") in (None, "none") or info.get("skip_tokenizer_init")
+    return frozenset() if is_off else frozenset(_HELD)
 
 
 def _tags(level: SleepLevel) -> list[str]:
@@ -220,13 +265,16 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
         "max_new_tokens": params.max_tokens,
         "min_new_tokens": params.min_tokens,
         "stop_token_ids": list(params.stop_token_ids),
-        "ignore_eos": True,
+        # A text held to a grammar has no other end than the model's own end token.
+        "ignore_eos": params.grammar is None,
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "sampling_seed": params.seed & (2**31 - 1),
     }
     if params.stop:
         values["stop"] = list(params.stop)
+    if params.grammar is not None:
+        values[_HELD[params.grammar.kind]] = params.grammar.text
     return values
 
 

@@ -33,8 +33,12 @@ class Tally:
 
     @property
     def can_move(self) -> bool:
-        """Whether another replica can go on. A stop string may lie across the seam: then not."""
-        return not self.token_ids or not self.request.params.stop
+        """Whether another replica can go on.
+
+        Not where a stop string may lie across the seam, or a grammar would begin anew.
+        """
+        params = self.request.params
+        return not self.token_ids or not (params.stop or params.grammar is not None)
 
     def remainder(self) -> GenerateRequest:
         """The rest of the request: what was sampled is kept and becomes part of the prompt.

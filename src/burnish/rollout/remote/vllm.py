@@ -7,11 +7,12 @@ changes only while it stands still: the spans at the end of an answer are exact.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from pathlib import Path
 from typing import Any
 
 from burnish.core.errors import UserError
 from burnish.core.records import SamplingParams
-from burnish.core.vocabulary import EngineFeature, InFlight, SleepLevel
+from burnish.core.vocabulary import EngineFeature, GrammarKind, InFlight, SleepLevel
 from burnish.rollout.remote.dialect import (
     UNKNOWN_LABEL,
     Ask,
@@ -21,15 +22,24 @@ from burnish.rollout.remote.dialect import (
     LogprobScope,
     ServerFacts,
     Span,
+    adapter_names,
     checked_chunk,
     field,
+    lost_adapter,
+    model_names,
     stop_reason,
 )
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
 from burnish.rollout.remote.wire import Wire
 
 _GENERATE = "/inference/v1/generate"
+_LOAD_ADAPTER = "/v1/load_lora_adapter"
 _FLOOR = -9998.0
+_HELD = {
+    GrammarKind.JSON_SCHEMA: "json",
+    GrammarKind.REGEX: "regex",
+    GrammarKind.LARK: "grammar",
+}
 _START = (
     "start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out --logprobs-mode "
     "processed_logprobs (docs/engine.md)."
@@ -53,6 +63,19 @@ _BASE = frozenset(
         EngineFeature.PAUSE,
     }
 )
+# Seen in 0.32 on a CPU that was started with --enable-lora: new weights reach the embedding and the
+# norms but not the packed matrices; prompt log-probs in a batch with an adapter end the server; and
+# there rows of no adapter go through the last one.
+_NOT_BESIDE_ADAPTERS = frozenset(
+    {
+        EngineFeature.UPDATE_WEIGHTS,
+        EngineFeature.INFLIGHT_KEEP,
+        EngineFeature.INFLIGHT_RECOMPUTE,
+        EngineFeature.INFLIGHT_ABORT,
+        EngineFeature.SCORE,
+        EngineFeature.PROMPT_LOGPROBS,
+    }
+)
 _SCOPES = {
     "raw_logprobs": LogprobScope.RAW,
     "processed_logprobs": LogprobScope.SAMPLED,
@@ -66,11 +89,11 @@ class VllmDialect:
 
     async def inspect(self, wire: Wire, model: str | None) -> ServerFacts:
         """See `Dialect`."""
-        served = field(wire.url, await wire.get("/v1/models"), "data", kind=list)
-        names = [entry.get("id") for entry in served if isinstance(entry, dict)]
+        served = await wire.get("/v1/models")
+        names = model_names(wire.url, served)
         if not names or (model is not None and model not in names):
             raise UserError(
-                f"{wire.url} serves {', '.join(map(str, names)) or 'no model'}, not {model}.",
+                f"{wire.url} serves {', '.join(names) or 'no model'}, not {model}.",
                 fix="set engine.remote.model to one of these, or leave it out.",
             )
         try:
@@ -84,14 +107,24 @@ class VllmDialect:
         mode = description.get("logprobs_mode")
         if mode not in _SCOPES:
             raise UserError(f"{wire.url} reports {mode}, which are no log-probs.", fix=_START)
+        features = _features(config)
+        mixes_up = _setting(config, "device_config", "device") == "cpu"
+        if EngineFeature.ADAPTERS in features and await _loads_adapters(wire):
+            features |= {EngineFeature.LOAD_ADAPTERS}
+        elif mixes_up:
+            features -= {EngineFeature.ADAPTERS}
         return ServerFacts(
-            model=str(model or names[0]),
-            features=_features(config),
+            model=model or names[0],
+            features=features,
             scope=_SCOPES[mode],
             max_context_tokens=description.get("max_model_len"),
             max_top_logprobs=max(0, int(description.get("max_logprobs") or 0)),
             dtype=str(description.get("dtype", "")).removeprefix("torch.") or None,
             label=label,
+            adapters=adapter_names(wire.url, served),
+            needs_plain_adapter=mixes_up and EngineFeature.ADAPTERS in features,
+            max_adapter_rank=_setting(config, "lora_config", "max_lora_rank"),
+            grammars=_grammars(config),
         )
 
     async def is_healthy(self, wire: Wire, timeout_s: float) -> bool:
@@ -108,7 +141,7 @@ class VllmDialect:
         """See `Dialect`."""
         request = ask.request
         body = {
-            "model": ask.model,
+            "model": ask.adapter or ask.model,
             "token_ids": list(request.prompt_ids),
             "sampling_params": _sampling(request.params),
             "cache_salt": ask.salt,
@@ -120,15 +153,18 @@ class VllmDialect:
             body["priority"] = -request.priority
         last: Chunk | None = None
         cached = 0
-        async with aclosing(wire.events(_GENERATE, body)) as events:
-            async for event in events:
-                cached = _cached(event) or cached
-                for choice in field(wire.url, event, "choices", kind=list):
-                    chunk = _chunk(wire.url, choice, request.params.num_top_logprobs)
-                    if chunk.end is not None:
-                        last = chunk
-                    else:
-                        yield chunk
+        try:
+            async with aclosing(wire.events(_GENERATE, body)) as events:
+                async for event in events:
+                    cached = _cached(event) or cached
+                    for choice in field(wire.url, event, "choices", kind=list):
+                        chunk = _chunk(wire.url, choice, request.params.num_top_logprobs)
+                        if chunk.end is not None:
+                            last = chunk
+                        else:
+                            yield chunk
+        except UserError as error:
+            raise lost_adapter(wire.url, ask, error, "HTTP 404") from error
         if last is None or last.end is None:
             raise RemoteFailure(RemoteProblem.LOST, wire.url, "the stream had no end")
         yield last._replace(end=last.end._replace(cached_tokens=cached))
@@ -195,6 +231,20 @@ class VllmDialect:
                 what = f"tensor {name} there has other bytes than were sent"
                 raise RemoteFailure(RemoteProblem.NOT_DELIVERED, wire.url, what)
 
+    async def adapters(self, wire: Wire, timeout_s: float) -> frozenset[str]:
+        """See `Dialect`."""
+        models = await wire.get("/v1/models", timeout_s=timeout_s)
+        return frozenset(adapter_names(wire.url, models))
+
+    async def load_adapter(self, wire: Wire, name: str, folder: Path, timeout_s: float) -> None:
+        """See `Dialect`."""
+        body = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
+        await wire.post(_LOAD_ADAPTER, body, timeout_s=timeout_s, is_text=True)
+
+    async def unload_adapter(self, wire: Wire, name: str) -> None:
+        """See `Dialect`."""
+        await wire.post("/v1/unload_lora_adapter", {"lora_name": name}, is_text=True)
+
     async def pause(self, wire: Wire) -> None:
         """See `Dialect`."""
         await wire.post("/pause", query={"mode": "keep"})
@@ -232,7 +282,33 @@ def _features(config: dict[str, Any]) -> frozenset[EngineFeature]:
         found.add(EngineFeature.SLEEP)
     if config.get("speculative_config"):
         found.add(EngineFeature.SPECULATION)
+    if config.get("lora_config"):
+        found.add(EngineFeature.ADAPTERS)
+        if _setting(config, "device_config", "device") == "cpu":
+            found -= _NOT_BESIDE_ADAPTERS
+    if _grammars(config):
+        found.add(EngineFeature.GRAMMAR)
     return frozenset(found)
+
+
+def _grammars(config: dict[str, Any]) -> frozenset[GrammarKind]:
+    """It masks by its tokenizer. Only one of its libraries reads Lark as we do: llguidance."""
+    backend = _setting(config, "structured_outputs_config", "backend")
+    if backend is None or _setting(config, "model_config", "skip_tokenizer_init"):
+        return frozenset()
+    found = {GrammarKind.JSON_SCHEMA, GrammarKind.REGEX}
+    if backend == "guidance":
+        found.add(GrammarKind.LARK)
+    return frozenset(found)
+
+
+async def _loads_adapters(wire: Wire) -> bool:
+    """Only with VLLM_ALLOW_RUNTIME_LORA_UPDATING the endpoint is there."""
+    try:
+        await wire.post(_LOAD_ADAPTER, {"lora_name": "", "lora_path": ""}, is_text=True)
+    except UserError as error:
+        return "HTTP 400" in error.what or "HTTP 422" in error.what
+    return True
 
 
 def _setting(document: dict[str, Any], section: str, key: str) -> Any:
@@ -247,8 +323,9 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
         "max_tokens": params.max_tokens,
         "min_tokens": params.min_tokens,
         "stop_token_ids": list(params.stop_token_ids),
-        # Only what the request names ends it: the model's own end token is among its stops.
-        "ignore_eos": True,
+        # Only what the request names ends it: the model's own end token is among its stops. A text
+        # held to a grammar has no other end than that token.
+        "ignore_eos": params.grammar is None,
         "seed": params.seed & (2**63 - 1),
         "logprobs": params.num_top_logprobs,
         "detokenize": bool(params.stop),
@@ -260,6 +337,8 @@ def _sampling(params: SamplingParams) -> dict[str, Any]:
         values["min_p"] = params.min_p
     if params.stop:
         values["stop"] = list(params.stop)
+    if params.grammar is not None:
+        values["structured_outputs"] = {_HELD[params.grammar.kind]: params.grammar.text}
     return values
 
 

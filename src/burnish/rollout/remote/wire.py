@@ -59,10 +59,12 @@ class Wire:
         *,
         query: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
+        is_text: bool = False,
     ) -> Any:
-        """As `get`, with a JSON body."""
+        """As `get`, with a JSON body; an answer that `is_text` is not read."""
         async with self._request("POST", path, body, timeout_s, query) as response:
-            return self._json(await self._body(response))
+            data = await self._body(response)
+            return None if is_text else self._json(data)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
         """The server-sent events of an answer, up to `[DONE]`; closing it hangs up.
@@ -163,6 +165,10 @@ class Wire:
         if isinstance(event, dict) and event.get("error"):
             error = event["error"]
             message = error.get("message") if isinstance(error, dict) else error
+            code = error.get("code") if isinstance(error, dict) else None
+            if isinstance(code, int) and 400 <= code < 500:
+                # It had begun to answer before it looked at the request.
+                raise refused(self.url, code, str(message))
             raise RemoteFailure(RemoteProblem.BROKEN, self.url, f"the request failed: {message}")
         return event
 

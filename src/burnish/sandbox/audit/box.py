@@ -231,6 +231,10 @@ class AuditedStatefulBox(AuditedBox, ForwardingStatefulBox):
         await self._try("rollback", place.number, lambda: self._stateful.rollback(snapshot))
         self._base = (snapshot.id,)
 
+    async def forget(self, snapshot: Snapshot) -> None:
+        """See `StatefulSandbox.forget`. It changes no box, so no log has a line of it."""
+        await self._stateful.forget(snapshot)
+
     def fork(
         self, count: int, snapshot: Snapshot | None = None
     ) -> AbstractAsyncContextManager[tuple[StatefulSandbox, ...]]:

@@ -42,7 +42,7 @@ class Launched(Protocol):
     monitor_pid: int
     """Our child, which lives as long as the command."""
     root_pid: int
-    """Whose descendants are the processes of the box."""
+    """Whose descendants are the processes of the box; of an engine, process 1 itself."""
     is_complete: bool
     """After `end`: False if the box did not say that its program has ended, though it can."""
     process_1: int | None

@@ -47,6 +47,9 @@ class Preparing(Launched, Protocol):
 class StoredBox(ABC):
     """A private directory of limited size, in which commands run one after another."""
 
+    _counts_root = False
+    """Whether the process whose tree is sampled is itself one of the box."""
+
     def __init__(
         self,
         base: Path,
@@ -269,8 +272,8 @@ class StoredBox(ABC):
             disk_full=self._files.is_full,
         )
 
-    def _sample(self, monitor_pid: int) -> TreeUsage:
-        usage = tree_usage(read_processes(), monitor_pid)
+    def _sample(self, root_pid: int) -> TreeUsage:
+        usage = tree_usage(read_processes(), root_pid, with_root=self._counts_root)
         return usage._replace(memory_bytes=usage.memory_bytes + self._files.used_bytes())
 
 

@@ -101,6 +101,10 @@ class NativeBox(LiveBox):
             await self._steadily(self._return_to(init, target))
             self._same_as = snapshot
 
+    async def forget(self, snapshot: Snapshot) -> None:
+        """Free what only this snapshot needs. Nothing happens if it is not there."""
+        self._book.forget(snapshot)
+
     @asynccontextmanager
     async def fork(
         self, count: int, snapshot: Snapshot | None = None

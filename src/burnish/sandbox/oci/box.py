@@ -79,6 +79,7 @@ class OciBox(StoredBox):
         self._private.mkdir(mode=0o711)
         self._root = host.root
         self._is_image = bool(image)
+        self._counts_root = host.runtime.is_engine
         if image:
             try:
                 self._root = HostRoot(
@@ -187,13 +188,13 @@ class OciBox(StoredBox):
             return limits.num_pids + 1 + bool(self._relay_port)
         return super()._num_processes(limits)
 
-    def _sample(self, monitor_pid: int) -> TreeUsage:
-        usage = super()._sample(monitor_pid)
+    def _sample(self, root_pid: int) -> TreeUsage:
+        usage = super()._sample(root_pid)
         if not self._host.runtime.counted_whole:
             return usage
         # Its processes are no tasks of the box: there RLIMIT_NPROC counts. And what a program uses
         # is resident in no process, but in one file in memory.
-        used = self._files.used_bytes() + sentry_file_bytes(monitor_pid)
+        used = self._files.used_bytes() + sentry_file_bytes(root_pid)
         return usage._replace(num_tasks=1, memory_bytes=max(0, used - self._relay_bytes))
 
     @property

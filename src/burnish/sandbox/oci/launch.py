@@ -257,7 +257,10 @@ class OciLaunch:
         pid = parse_pid(self.bundle / MONITOR_FILE)
         if pid is None or pid not in child_pids():
             raise OSError(0, "the engine does not say which process watches the container")
-        self._second_monitor = self.root_pid = pid
+        self._second_monitor = pid
+        # Its other children clean up when the container ends: 60 MB that are not the box's.
+        assert self.process_1 is not None
+        self.root_pid = self.process_1
         self._plan.helpers.add(pid)
 
 

@@ -149,6 +149,14 @@ class RemoteStatefulBox(RemoteBox):
         """The same, by id."""
         await self._job("rollback", m.Rollback(snapshot=snapshot_id), m.Done)
 
+    async def forget(self, snapshot: Snapshot) -> None:
+        """See `StatefulSandbox.forget`."""
+        await self.forget_id(snapshot.id)
+
+    async def forget_id(self, snapshot_id: str) -> None:
+        """The same, by id."""
+        await self._job("forget", m.Forget(snapshot=snapshot_id), m.Done)
+
     @asynccontextmanager
     async def fork(
         self, count: int, snapshot: Snapshot | None = None

@@ -12,6 +12,7 @@
     POST   /v2/boxes/ID/allow               SetAllow -> Done                     (job)
     POST   /v2/boxes/ID/snapshot            Done -> Snapshot                     (job)
     POST   /v2/boxes/ID/rollback            Rollback -> Done                     (job)
+    POST   /v2/boxes/ID/forget              Forget -> Done                       (job)
     POST   /v2/boxes/ID/fork                Fork -> Boxes                        (job)
     POST   /v2/boxes/ID/export              Export -> Exported                   (job)
     POST   /v2/boxes/ID/import              Import -> Done                       (job)
@@ -171,6 +172,13 @@ class Rollback(Record, frozen=True, kw_only=True):
 
     snapshot: str
     """Id of a snapshot that this server made."""
+
+
+class Forget(Record, frozen=True, kw_only=True):
+    """Free a snapshot."""
+
+    snapshot: str
+    """Id; nothing happens if there is none of it."""
 
 
 class Fork(Record, frozen=True, kw_only=True):

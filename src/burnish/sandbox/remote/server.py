@@ -279,7 +279,7 @@ class SandboxServer:
 
     async def _destroy_all(self, session: str) -> None:
         await self._jobs.cancel_all(session=session)
-        await self._tenants.destroy_all(self._tenants.of(session))
+        await self._tenants.end_session(session)
 
     async def _end_session(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)

@@ -11,11 +11,14 @@ from burnish.core.boxes import Feature, Policy, Sandbox, SandboxPool, Snapshot, 
 from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.cancellation import uninterrupted
+from burnish.sandbox.remote.kept_snapshots import KeptSnapshots
 from burnish.sandbox.remote.messages import BoxInfo, CreateBox, ProblemKind
 from burnish.sandbox.remote.problems import Refused
 
 _LOG = logging.getLogger(__name__)
 _ID_BYTES = 6
+_DETACHED = ""
+"""Owns what no session does."""
 
 
 class Tenant:
@@ -106,7 +109,7 @@ class Tenants:
         self._clock = clock
         self._max_waiting = max_waiting
         self._tenants: dict[str, Tenant] = {}
-        self._snapshots: dict[str, Snapshot] = {}
+        self._snapshots = KeptSnapshots()
         self.num_waiting = 0
         self.num_created = 0
 
@@ -160,7 +163,20 @@ class Tenants:
             raise ValueError(f"count is {count}: it must be between 1 and {self._max_waiting}")
         box = self.stateful(parent)
         # One moment for all, though each is a context of its own that may end alone.
-        snapshot = self.snapshot(snapshot_id) or self.remember(await box.snapshot())
+        snapshot = self.snapshot(snapshot_id)
+        if snapshot is None:
+            snapshot = await box.snapshot()
+            owner = f"fork {secrets.token_hex(_ID_BYTES)}"
+            self._snapshots.keep(snapshot, box, owner)
+            try:
+                return await self._fork(parent, box, count, snapshot)
+            finally:
+                await uninterrupted(asyncio.ensure_future(self._snapshots.release(owner)))
+        return await self._fork(parent, box, count, snapshot)
+
+    async def _fork(
+        self, parent: Tenant, box: StatefulSandbox, count: int, snapshot: Snapshot
+    ) -> list[Tenant]:
         request = CreateBox(image=parent.image, policy=parent.policy, detached=parent.detached)
         made: list[Tenant] = []
         try:
@@ -181,6 +197,11 @@ class Tenants:
             await tenant.leave()
             self._tenants.pop(box_id, None)
 
+    async def end_session(self, session: str) -> None:
+        """Its boxes go, and the snapshots that were made of them."""
+        await self.destroy_all(self.of(session))
+        await self._snapshots.release(session)
+
     async def destroy_all(self, tenants: tuple[Tenant, ...]) -> None:
         """End several at once."""
         if tenants:
@@ -200,10 +221,22 @@ class Tenants:
             )
         return cast(StatefulSandbox, tenant.box)
 
-    def remember(self, snapshot: Snapshot) -> Snapshot:
-        """Let clients name it by its id from now on."""
-        self._snapshots[snapshot.id] = snapshot
-        return snapshot
+    def remember(self, tenant: Tenant, snapshot: Snapshot) -> None:
+        """Let clients name it by its id until it is forgotten, or its session ends.
+
+        That of a detached box belongs to no session.
+        """
+        owner = _DETACHED if tenant.detached else tenant.session
+        self._snapshots.keep(snapshot, self.stateful(tenant), owner)
+
+    async def forget(self, tenant: Tenant, snapshot_id: str) -> None:
+        """Free it, whoever made it. Nothing happens if it is not there.
+
+        Raises:
+            UserError: this backend has no snapshots.
+        """
+        self.stateful(tenant)
+        await self._snapshots.forget(snapshot_id)
 
     def snapshot(self, snapshot_id: str | None) -> Snapshot | None:
         """The one of that id; None for None.
@@ -213,7 +246,7 @@ class Tenants:
         """
         if snapshot_id is None:
             return None
-        found = self._snapshots.get(snapshot_id)
+        found = self._snapshots.find(snapshot_id)
         if found is None:
             raise UserError(
                 f"there is no snapshot {snapshot_id[:80]!r}.",

@@ -37,6 +37,7 @@ class Worker:
             "allow": (m.SetAllow, self._set_allow),
             "snapshot": (m.Done, self._snapshot),
             "rollback": (m.Rollback, self._rollback),
+            "forget": (m.Forget, self._forget),
             "fork": (m.Fork, self._fork),
             "export": (m.Export, self._export),
             "import": (m.Import, self._import),
@@ -109,13 +110,19 @@ class Worker:
         return m.Done()
 
     async def _snapshot(self, tenant: Tenant, _: m.Done) -> Record:
-        return self._tenants.remember(await self._tenants.stateful(tenant).snapshot())
+        snapshot = await self._tenants.stateful(tenant).snapshot()
+        self._tenants.remember(tenant, snapshot)
+        return snapshot
 
     async def _rollback(self, tenant: Tenant, message: m.Rollback) -> Record:
         box = self._tenants.stateful(tenant)
         snapshot = self._tenants.snapshot(message.snapshot)
         assert snapshot is not None
         await box.rollback(snapshot)
+        return m.Done()
+
+    async def _forget(self, tenant: Tenant, message: m.Forget) -> Record:
+        await self._tenants.forget(tenant, message.snapshot)
         return m.Done()
 
     async def _fork(self, tenant: Tenant, message: m.Fork) -> Record:

@@ -19,8 +19,8 @@ from burnish.core.errors import UserError
 from burnish.core.records import Failure, GenerateRequest, Generation, SamplingParams
 from burnish.core.vocabulary import KvDtype, KvPolicyKind, SleepLevel
 from burnish.model.decoder import Decoder
-from burnish.model.kernels.attention import lazy_zeros
 from burnish.model.kernels.library import Isa, kernels, restricted
+from burnish.model.kernels.memory import lazy_zeros
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.long.policy import KvPolicy
@@ -180,6 +180,8 @@ def test_a_disk_below_memory_changes_no_bit(
     assert stats.ram_bytes <= tier_of(decoder, 64).ram_bytes
     if kind is not KvPolicyKind.H2O:
         assert stats.spilled > 0
+        assert stats.written_bytes > 0
+        assert stats.written_bytes % stats.spilled == 0
         assert stats.misses > 0
 
 

@@ -93,12 +93,16 @@ class MemoryBox:
         return result(stdout=stdin + b"".join(map(str.encode, argv[1:])))
 
     async def snapshot(self) -> Snapshot:
-        name = f"snap-{len(self._pool.snapshots)}"
+        self._pool.num_snapshots += 1
+        name = f"snap-{self._pool.num_snapshots}"
         self._pool.snapshots[name] = dict(self.files)
         return Snapshot(id=name, image="", num_layers=1)
 
     async def rollback(self, snapshot: Snapshot) -> None:
         self.files = dict(self._pool.snapshots[snapshot.id])
+
+    async def forget(self, snapshot: Snapshot) -> None:
+        self._pool.snapshots.pop(snapshot.id, None)
 
     @contextlib.asynccontextmanager
     async def fork(
@@ -144,6 +148,7 @@ class MemoryPool:
         self.boxes: list[MemoryBox] = []
         self.snapshots: dict[str, dict[str, bytes]] = {}
         self.go = threading.Event()
+        self.num_snapshots = 0
         self.num_made = self.num_started = self.num_cancelled = 0
         self.broken = False
         self.closed = False

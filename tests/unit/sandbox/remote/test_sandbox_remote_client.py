@@ -142,6 +142,26 @@ def test_snapshot_rollback_and_fork_work_as_on_the_host(served: Served, connect:
     in_box(connect(served.url), use)
 
 
+def test_a_snapshot_lives_until_it_is_forgotten_or_its_session_ends(
+    served: Served, connect: Connect
+) -> None:
+    async def use(box: StatefulSandbox) -> None:
+        kept, freed = await box.snapshot(), await box.snapshot()
+        async with box.fork(2):
+            assert set(served.pool.snapshots) == {kept.id, freed.id}, "forks keep none of their own"
+        await box.forget(freed)
+        await box.forget(freed)
+        assert set(served.pool.snapshots) == {kept.id}
+        with pytest.raises(UserError, match="no snapshot"):
+            await box.rollback(freed)
+        await box.rollback(kept)
+
+    pool = connect(served.url)
+    in_box(pool, use)
+    asyncio.run(pool.close())
+    assert served.pool.snapshots == {}
+
+
 def test_a_fork_that_fails_leaves_nothing(serve: Callable[..., Served], connect: Connect) -> None:
     served = serve(2, max_waiting=5)
 

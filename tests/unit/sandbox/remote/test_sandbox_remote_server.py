@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from burnish.core.boxes import Snapshot
 from burnish.core.errors import UserError
 from burnish.core.records import Record
 from burnish.sandbox.remote import messages as m
@@ -382,6 +383,23 @@ def test_a_silent_session_loses_its_boxes_and_no_other_does(serve: Callable[...,
     assert box not in [info.id for info in boxes]
     assert len(boxes) == len(served.pool.boxes) == 1
     assert m.decode(ask(served, "GET", "/v2/stats")[1], m.Stats).num_expired == 1
+
+
+def test_a_silent_session_loses_its_snapshots_and_no_other_does(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(lease_s=100)
+    box = create(served)
+    other = {"Burnish_Session": "session-2", "Burnish_Request": "request-2"}
+    answer = ask(served, "POST", "/v2/boxes", m.encode(m.CreateBox()), **other)[1]
+    second = m.decode(answer, m.BoxInfo).id
+    ask(served, "POST", f"/v2/boxes/{box}/snapshot", b"\x80", Burnish_Request="request-3")
+    other["Burnish_Request"] = "request-4"
+    answer = ask(served, "POST", f"/v2/boxes/{second}/snapshot", b"\x80", **other)[1]
+    for _ in range(5):
+        served.pass_time(24)
+        ask(served, "POST", "/v2/sessions/heartbeat", b"\x80", Burnish_Session="session-2")
+    assert set(served.pool.snapshots) == {m.decode(answer, Snapshot).id}
 
 
 def test_a_lost_file_is_removed_after_a_while(served: Served, tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def test_a_fork_that_is_cancelled_twice_leaves_nothing() -> None:
         async def snapshot(self) -> Snapshot:
             return Snapshot(id="s", image="", num_layers=0)
 
+        async def forget(self, snapshot: Snapshot) -> None: ...
+
         @contextlib.asynccontextmanager
         async def fork(self, count: int, snapshot: Snapshot) -> AsyncIterator[tuple["Box", ...]]:
             gates.append(snapshot)

@@ -99,12 +99,13 @@ INLINE void put_value(char *unit, int64_t place, int64_t width, int64_t bytes, c
     if (bytes == 4) {
         memcpy(unit + place * width * 4, row, (size_t)width * 4);
     } else if (bytes == 2) {
-        bf16 *pairs = (bf16 *)unit + place / 2 * 2 * width;
-        for (int64_t i = 0; i < width; i++) {
-            bf16 x = ((const bf16 *)row)[i];
-            if (place & 1) pairs[2 * i + 1] = x;
-            else pairs[2 * i] = x, pairs[2 * i + 1] = 0;
-        }
+        uint32_t *pairs = (uint32_t *)unit + place / 2 * width;
+        const bf16 *from = (const bf16 *)row;
+        if (place & 1)
+            for (int64_t i = 0; i < width; i++)
+                pairs[i] = (pairs[i] & 0xffff) | (uint32_t)from[i] << 16;
+        else
+            for (int64_t i = 0; i < width; i++) pairs[i] = from[i];
     } else {
         char *fours = unit + place / 4 * 4 * width;
         for (int64_t i = 0; i < width; i++) fours[4 * i + place % 4] = row[i];

@@ -113,10 +113,18 @@ INLINE void take_block(const row_task *t, int64_t head, int64_t start, char *wid
     }
 }
 
-/* Point to the units of the block from key `start` as the next ones. */
-INLINE void take_next(const row_task *t, int64_t head, int64_t start, key_block *block) {
+/* Point to the units of the block from key `start` as the next ones; behind the last block to those
+   of the task that follows. */
+INLINE void take_next(const row_task *t, const row_task *after, int64_t head, int64_t start,
+                      key_block *block) {
     const page_store *s = t->store;
     int64_t last = t->span->start + t->to - 1;
+    if (after && (start > last || start >= t->part_to * PART_KEYS)) {
+        t = after;
+        last = t->span->start + t->to - 1;
+        start = t->part_from * PART_KEYS;
+        if (head >= t->head_to) head = t->head_from;
+    }
     for (int u = 0; u < BLOCK_UNITS; u++) {
         int64_t key = start + u * UNIT_KEYS;
         int32_t page = key <= last ? t->table[key / s->page_keys] : -1;
@@ -127,6 +135,14 @@ INLINE void take_next(const row_task *t, int64_t head, int64_t start, key_block 
             head_of(s, page, head) + key % s->page_keys / UNIT_KEYS * unit_bytes(s);
         block->next_values[u] = block->next_keys[u] + half_bytes(s);
     }
+}
+
+/* Products with the values fetch as many units of the next block as they have themselves. */
+INLINE void fetch_rest(const page_store *s, const key_block *block) {
+    for (int u = block->units; u < BLOCK_UNITS; u++)
+        if (block->next_values[u] != block->values[0])
+            for (int64_t i = 0; i < unit_bytes(s); i += LINE_BYTES)
+                fetch(block->next_values[u] + i);
 }
 
 /* Scores of one row to weights; returns by how much what was summed before fades. */
@@ -237,7 +253,7 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
 }
 
 /* One part of the keys for all rows of the task, from nothing. */
-INLINE void run_part(const row_task *t, int64_t part, const row_space *w,
+INLINE void run_part(const row_task *t, const row_task *after, int64_t part, const row_space *w,
                      enum products products) {
     const int tile = products == PRODUCTS_BYTES ? BYTE_ROWS : TILE_ROWS;
     int64_t rows = rows_of(t), width = t->store->width;
@@ -255,11 +271,12 @@ INLINE void run_part(const row_task *t, int64_t part, const row_space *w,
             key_block block;
             take_block(t, head, start, w->wide, &block, products);
             if (!block.units) continue;
-            take_next(t, head, start + BLOCK_KEYS, &block);
+            take_next(t, after, head, start + BLOCK_KEYS, &block);
             int64_t row = (head - t->head_from) * rows_per_head(t), end_row = row + rows_per_head(t);
             for (; row < end_row; row += tile)
                 add_block(t, &block, row, end_row - row < tile ? (int)(end_row - row) : tile, w,
                           products);
+            fetch_rest(t->store, &block);
         }
     }
 }

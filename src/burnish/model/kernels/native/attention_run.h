@@ -8,18 +8,28 @@
 /* Rows of one task: enough to use each block of keys many times while it is in the cache. */
 enum { TASK_ROWS = 96, TASKS_PER_THREAD = 4 };
 
+/* The first token from `i` on that does not share a page with the one before it. */
+INLINE int64_t page_start(const page_store *store, const int64_t *slots, int64_t tokens, int64_t i) {
+    while (i > 0 && i < tokens && slots[i] / store->page_keys == slots[i - 1] / store->page_keys) i++;
+    return i;
+}
+
 void FOR_ISA(write_pages)(const page_store *store, const int64_t *slots, int64_t tokens,
                           const void *keys, int64_t key_stride, const void *values,
                           int64_t value_stride, int64_t is_f32, int num_threads) {
     int64_t bytes = is_f32 ? 4 : 2, width = store->width;
-    /* By head: neighbouring tokens share words. */
+    /* Neighbouring tokens share words, so a page is filled by one thread. */
 #pragma omp parallel for num_threads(num_threads) if (tokens * width > 4096)
-    for (int64_t head = 0; head < store->heads; head++)
-        for (int64_t i = 0; i < tokens; i++)
-            put_token(store, slots[i], head,
-                      (const char *)keys + (i * key_stride + head * width) * bytes,
-                      (const char *)values + (i * value_stride + head * width) * bytes,
-                      (int)is_f32);
+    for (int64_t part = 0; part < num_threads; part++) {
+        int64_t i = page_start(store, slots, tokens, part * tokens / num_threads);
+        int64_t end = page_start(store, slots, tokens, (part + 1) * tokens / num_threads);
+        for (; i < end; i++)
+            for (int64_t head = 0; head < store->heads; head++)
+                put_token(store, slots[i], head,
+                          (const char *)keys + (i * key_stride + head * width) * bytes,
+                          (const char *)values + (i * value_stride + head * width) * bytes,
+                          (int)is_f32);
+    }
 }
 
 INLINE int64_t tokens_of_task(int64_t group) {
@@ -88,8 +98,9 @@ static int64_t lay_out(char *memory, const page_store *store, int64_t rows, row_
 /* `partials` holds, per row, LANES sums, `width` numbers and the top. */
 INLINE int64_t partial_floats(const page_store *store) { return LANES + store->width + LANES; }
 
-INLINE void run_task(const row_task *t, const row_space *w, float *partials,
-                     enum products products) {
+/* The keys of the task `after`, if there is one, are fetched towards the end. */
+INLINE void run_task(const row_task *t, const row_task *after, const row_space *w,
+                     float *partials, enum products products) {
     int64_t rows = rows_of(t), width = t->store->width;
     row_space part = *w;
     part.tops = w->part_tops, part.sums = w->part_sums, part.accs = w->part_accs;
@@ -99,7 +110,7 @@ INLINE void run_task(const row_task *t, const row_space *w, float *partials,
     memset(w->sums, 0, sizeof(float) * (size_t)(rows * LANES));
     memset(w->accs, 0, sizeof(float) * (size_t)(rows * width));
     for (int64_t p = t->part_from; p < t->part_to; p++) {
-        run_part(t, p, &part, products);
+        run_part(t, after, p, &part, products);
         for (int64_t r = 0; r < rows; r++)
             merge_row(width, part.tops[r], part.sums + r * LANES, part.accs + r * width,
                       w->tops + r, w->sums + r * LANES, w->accs + r * width);
@@ -145,10 +156,14 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
 #pragma omp atomic capture
             mine = next++;
             if (mine >= num) break;
-            if (store->kind == PAGE_F32) run_task(tasks + mine, &w, partials, PRODUCTS_F32);
+            /* Threads that are equally fast take turns: this is most likely the next one here. Short
+               sequences have a single block, which nothing else would fetch in time. */
+            const row_task *t = tasks + mine;
+            const row_task *after = mine + num_threads < num ? t + num_threads : NULL;
+            if (store->kind == PAGE_F32) run_task(t, after, &w, partials, PRODUCTS_F32);
             else if (HAS_BYTE_PRODUCTS && store->kind == PAGE_INT8)
-                run_task(tasks + mine, &w, partials, PRODUCTS_BYTES);
-            else run_task(tasks + mine, &w, partials, PRODUCTS_PAIRS);
+                run_task(t, after, &w, partials, PRODUCTS_BYTES);
+            else run_task(t, after, &w, partials, PRODUCTS_PAIRS);
         }
 #pragma omp barrier
 #pragma omp for schedule(static)

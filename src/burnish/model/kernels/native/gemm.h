@@ -102,6 +102,62 @@ static void finish_gate(const struct product *p, int64_t row, int64_t at, const 
     }
 }
 
+/* The same for rows whose panels are all there and have no bias, as most are: what comes after the
+   sums took 6 % of all the time in single steps. `then` is a constant after inlining. */
+static inline __attribute__((always_inline)) void finish_whole(const int then,
+                                                               const struct product *p, int64_t row,
+                                                               int rows, int64_t panel,
+                                                               float sums[][MAX_PANELS * PANEL]) {
+    for (int r = 0; r < rows; r++) {
+        const float *from = sums[r];
+        int64_t at = (row + r) * p->out_stride + panel * PANEL;
+#pragma GCC unroll 16
+        for (int i = 0; i < MAX_PANELS * PANEL; i += LANES) {
+            vec sum = v_load(from + i);
+            if (then == KEEP32) {
+                v_store(p->out32 + at + i, sum);
+                continue;
+            }
+            bf16 *out = p->out + at + i;
+            if (then == ADD) sum = v_add(v_load_bf16(out), v_to_bf16(sum));
+            v_store_bf16(out, sum);
+        }
+    }
+}
+
+static void finish_whole_gate(const struct product *p, int64_t row, int rows, int64_t panel,
+                              float sums[][MAX_PANELS * PANEL]) {
+    for (int r = 0; r < rows; r++) {
+        bf16 *out = p->out + (row + r) * p->out_stride + panel / 2 * PANEL;
+#pragma GCC unroll 16
+        for (int i = 0; i < MAX_PANELS / 2 * PANEL; i += LANES) {
+            const float *from = sums[r] + i / PANEL * 2 * PANEL + i % PANEL;
+            vec gate = v_to_bf16(v_silu(v_to_bf16(v_load(from))));
+            v_store_bf16(out + i, v_mul(gate, v_to_bf16(v_load(from + PANEL))));
+        }
+    }
+}
+
+/* Sums of `rows` rows from `row` and `count` panels from `panel`, to where they belong. */
+static void finish(const struct product *p, int64_t row, int rows, int64_t panel, int count,
+                   float sums[][MAX_PANELS * PANEL]) {
+    int64_t end = (panel + count) / (p->then == GATE ? 2 : 1) * PANEL;
+    if (count == MAX_PANELS && end <= p->matrix->outputs && !p->matrix->bias) {
+        switch (p->then) {
+            case ROUND: finish_whole(ROUND, p, row, rows, panel, sums); break;
+            case ADD: finish_whole(ADD, p, row, rows, panel, sums); break;
+            case KEEP32: finish_whole(KEEP32, p, row, rows, panel, sums); break;
+            default: finish_whole_gate(p, row, rows, panel, sums);
+        }
+        return;
+    }
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < count; c++)
+            if (p->then != GATE) finish_panel(p, row + r, (panel + c) * PANEL, sums[r] + c * PANEL);
+            else if (c % 2 == 0)
+                finish_gate(p, row + r, (panel + c) / 2 * PANEL, sums[r] + c * PANEL);
+}
+
 static void multiply_part(const struct product *p, int64_t first, int64_t last, int64_t row_start,
                           int64_t row_end) {
     int64_t pairs = (p->matrix->inputs + 1) / 2, step = pairs * 2 * PANEL;
@@ -112,12 +168,7 @@ static void multiply_part(const struct product *p, int64_t first, int64_t last, 
             int rows = row_end - row < MAX_ROWS ? (int)(row_end - row) : MAX_ROWS;
             sum_any(rows, count, p->x + row * p->stride, p->stride,
                     p->matrix->panels + panel * step, step, pairs, sums);
-            for (int r = 0; r < rows; r++)
-                for (int c = 0; c < count; c++)
-                    if (p->then != GATE)
-                        finish_panel(p, row + r, (panel + c) * PANEL, sums[r] + c * PANEL);
-                    else if (c % 2 == 0)
-                        finish_gate(p, row + r, (panel + c) / 2 * PANEL, sums[r] + c * PANEL);
+            finish(p, row, rows, panel, count, sums);
             row += rows;
         }
         panel += count;

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnish.core.vocabulary import KvDtype
-from burnish.model.kernels.attention import lazy_zeros
+from burnish.rollout.engine.cache.blank import zeros
 from burnish.rollout.engine.cache.buckets import bucket_rows
 from burnish.rollout.engine.cache.codec import quantize, restore
 from burnish.rollout.engine.cache.step import Choice, Step, Visibility
@@ -44,7 +44,7 @@ class _Plan(NamedTuple):
 
 
 class GatheredCache(KvCache):
-    """Keys and values head-major, for any dtype and head width."""
+    """Keys and values head-major, for any dtype, head width and device."""
 
     def __init__(self, shape: CacheShape) -> None:
         """Zero-filled: padding reads must be finite, and untouched pages cost no memory."""
@@ -54,17 +54,13 @@ class GatheredCache(KvCache):
         self._is_coded = shape.kv_dtype is not KvDtype.MODEL
         stored = torch.uint8 if self._is_coded else shape.dtype
         layers = range(config.num_layers)
-        page_bytes = shape.page_size * config.head_dim * stored.itemsize
-        self._numbers = [
-            lazy_zeros(heads * shape.num_pages, page_bytes).view(stored).view(*size, -1)
-            for _ in layers
-        ]
+        self._numbers = [zeros((*size, config.head_dim), stored, shape.device) for _ in layers]
         self._scales, self._bounds = [], []
         if self._is_coded:
-            self._scales = [torch.zeros(size, dtype=torch.bfloat16) for _ in layers]
+            self._scales = [zeros(size, torch.bfloat16, shape.device) for _ in layers]
         if shape.with_bounds:
             per_page = (shape.num_pages, 2, config.num_kv_heads, config.head_dim)
-            self._bounds = [torch.zeros(per_page) for _ in layers]
+            self._bounds = [zeros(per_page, torch.float32, shape.device) for _ in layers]
         self._scale = config.head_dim**-0.5
 
     @property

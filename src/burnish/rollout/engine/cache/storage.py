@@ -31,6 +31,7 @@ class CacheShape:
         kv_dtype: KvDtype = KvDtype.MODEL,
         sinks: int = 0,
         with_bounds: bool = False,
+        device: torch.device | None = None,
     ) -> None:
         """Describe a cache.
 
@@ -42,10 +43,12 @@ class CacheShape:
             kv_dtype: numbers of the cache.
             sinks: first tokens that stay visible beyond a sliding window.
             with_bounds: keep the least and greatest key of each page, for `KvCache.bound`.
+            device: where it lies; None: in this machine's memory.
         """
         self.config, self.num_pages, self.page_size = config, num_pages, page_size
         self.dtype, self.kv_dtype, self.with_bounds = dtype, kv_dtype, with_bounds
         self.visibility = Visibility(config.sliding_window, sinks)
+        self.device = device or torch.device("cpu")
 
 
 class KvCache(ABC):
@@ -114,23 +117,26 @@ class KvCache(ABC):
                 tensor[target] = tensor[source]
 
     def save_pages(self, pages: Seq[int]) -> list[list[Tensor]]:
-        """Copies of pages, as `load_pages` takes them: per layer, tensors [pages, ...]."""
-        index = torch.tensor(list(pages), dtype=torch.int64)
-        return [[tensor.index_select(0, index) for tensor in tensors] for tensors in self.stores]
+        """Copies of pages in this machine's memory: per layer, tensors [pages, ...]."""
+        index = self._index(pages)
+        return [[tensor.index_select(0, index).cpu() for tensor in each] for each in self.stores]
 
     def load_pages(self, saved: Seq[Seq[Tensor]], pages: Seq[int]) -> None:
         """Put saved pages into these, in order, in a cache of the same kind and shape."""
-        index = torch.tensor(list(pages), dtype=torch.int64)
+        index = self._index(pages)
         for tensors, copies in zip(self.stores, saved, strict=True):
             for tensor, copy in zip(tensors, copies, strict=True):
-                tensor.index_copy_(0, index, copy)
+                tensor.index_copy_(0, index, copy.to(tensor.device))
 
     def clear_pages(self, pages: Seq[int]) -> None:
         """Zero them: what is masked may still be multiplied, so it must be finite."""
-        index = torch.tensor(list(pages), dtype=torch.int64)
+        index = self._index(pages)
         for tensors in self.stores:
             for tensor in tensors:
                 tensor.index_fill_(0, index, 0)
+
+    def _index(self, pages: Seq[int]) -> Tensor:
+        return torch.tensor(list(pages), dtype=torch.int64, device=self.shape.device)
 
     @property
     def num_bytes_per_page(self) -> int:

@@ -10,6 +10,7 @@ from burnish.model.config import ModelConfig
 from burnish.rollout.engine.cache.step import Span
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.placement import placed
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.validation import check_ids
 
@@ -49,10 +50,11 @@ def adopt(
     def write(pages: list[int]) -> None:
         for begin in range(0, len(pages), _CHUNK_PAGES):
             end = min(begin + _CHUNK_PAGES, len(pages))
-            step = cache.step([Span(pages, begin * size, end * size)])
+            rows, device = slice(begin * size, end * size), cache.shape.device
+            with placed(device):
+                step = cache.step([Span(pages, begin * size, end * size)])
             for layer, (k_TKD, v_TKD) in enumerate(layers):
-                rows = slice(begin * size, end * size)
-                cache.write(layer, step, k_TKD[rows], v_TKD[rows])
+                cache.write(layer, step, k_TKD[rows].to(device), v_TKD[rows].to(device))
 
     return memory.adopt(tokens, None, write)
 

@@ -18,6 +18,7 @@ from burnish.model.config import ModelConfig
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.storage import CacheShape, KvCache, StepAttend
 from burnish.rollout.engine.pages import PagePool
+from burnish.rollout.engine.placement import CPU
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.speculation.drafter import Target
 from burnish.rollout.engine.weights import ServedModel
@@ -143,7 +144,7 @@ class DraftModel:
                 fix="use a draft model with the same tokenizer.",
             )
         self._shape, self._config = shape, config
-        self._served = ServedModel(config, state, shape.dtype)
+        self._served = ServedModel(config, state, shape.dtype, device=shape.device)
         self.context = config.max_position_embeddings
         self.version = shape.version
         self.relative_cost = min(1.0, _num_weights(config) / _num_weights(target))
@@ -169,8 +170,11 @@ class DraftModel:
         """Its own, under the target's page numbers."""
         if self._cache is None:
             shape = target.cache.shape
+            own = self._shape
             self._cache = open_cache(
-                CacheShape(self._config, shape.num_pages, shape.page_size, self._shape.dtype)
+                CacheShape(
+                    self._config, shape.num_pages, shape.page_size, own.dtype, device=own.device
+                )
             )
         return self._cache
 
@@ -226,6 +230,8 @@ class DraftShape(NamedTuple):
     """The target's version that its weights were made for."""
     max_lag: int = 0
     """How many versions its weights may be behind before it stands aside."""
+    device: torch.device = CPU
+    """Where it computes."""
 
 
 def _num_weights(config: ModelConfig) -> int:

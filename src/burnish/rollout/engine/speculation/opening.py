@@ -35,6 +35,8 @@ class Served(NamedTuple):
     """Of its weights."""
     version: int
     """Of its weights."""
+    device: torch.device
+    """Where it computes."""
 
 
 def open_speculator(
@@ -58,6 +60,6 @@ def open_speculator(
         raise UserError(
             "speculation by a draft model needs one.", fix="set engine.draft_model, or use lookup."
         )
-    shape = DraftShape(served.dtype, served.version, limits.max_lag)
+    shape = DraftShape(served.dtype, served.version, limits.max_lag, served.device)
     draft = DraftModel(source.config, source.state, served.config, shape)
     return Speculator(ModelDrafter(draft, limits.sampling), limits.max_tokens, clock), draft

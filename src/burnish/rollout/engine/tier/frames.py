@@ -58,7 +58,7 @@ class Frames:
         self._pool = ThreadPoolExecutor(1, "burnish-kv") if limits.prefetch else None
         self._uses = 0
         self._num_resident = 0
-        self._counts = dict.fromkeys(("hits", "misses", "spilled", "ahead", "useful"), 0)
+        self._counts = dict.fromkeys(("hits", "misses", "spilled", "loaded", "ahead", "useful"), 0)
         self.broken: dict[int, str] = {}
         """Pages whose content is lost, and why."""
         self.full: str | None = None
@@ -76,6 +76,8 @@ class Frames:
             spilled=counts["spilled"],
             prefetched=counts["ahead"],
             prefetch_useful=counts["useful"],
+            read_bytes=(counts["loaded"] + counts["ahead"]) * self._bytes,
+            written_bytes=counts["spilled"] * self._bytes,
         )
 
     def require(self, layer: int, pages: Iterable[int]) -> None:
@@ -100,6 +102,7 @@ class Frames:
             self._set_resident(key)
             if self._file.has(key):
                 self._counts["misses"] += 1
+                self._counts["loaded"] += 1
                 self._note(key, self._file.read(key, self._buffers(key)))
 
     def begin(self, layer: int, pages: Iterable[int], *, fresh: NDArray[np.bool_]) -> None:

@@ -33,6 +33,10 @@ class TierStats(NamedTuple):
     """Pages read ahead."""
     prefetch_useful: int = 0
     """Of these, those wanted before they were evicted again."""
+    read_bytes: int = 0
+    """Keys and values read from disk."""
+    written_bytes: int = 0
+    """Keys and values written to disk."""
 
     def after(self, past: "TierStats") -> "TierStats":
         """With the counts of an earlier cache, which has given its memory back."""

@@ -9,6 +9,7 @@ from burnish.model.config import ModelConfig
 from burnish.rollout.engine.cache.opening import open_cache
 from burnish.rollout.engine.cache.storage import CacheShape, KvCache
 from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.placement import find_device
 from burnish.rollout.engine.tier.cache import TieredCache
 
 
@@ -33,6 +34,7 @@ def open_engine_cache(
         dtype,
         kv_dtype=limits.kv_dtype,
         with_bounds=limits.kv.kind is KvPolicyKind.QUEST,
+        device=find_device(limits.device),
     )
     cache = open_cache(shape)
     return cache if limits.tier is None else TieredCache(cache, limits.tier, is_free)
