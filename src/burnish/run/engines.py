@@ -51,15 +51,24 @@ def check_engine(config: RunConfig) -> None:
             fix="set engine.canary_tolerance, 0.05 for instance.",
         )
     if engine.backend is EngineBackend.LOCAL:
-        if engine.remote.urls:
-            raise UserError(
-                'engine.remote.urls is set, but engine.backend is "local".',
-                fix="set engine.backend to vllm or sglang, or remove the URLs.",
-            )
-        limits = core_limits(config)
-        limits.check()
-        limits.kv.check(limits.page_size, None)
-        return
+        _check_local(config)
+    else:
+        _check_remote(config)
+
+
+def _check_local(config: RunConfig) -> None:
+    if config.engine.remote.urls:
+        raise UserError(
+            'engine.remote.urls is set, but engine.backend is "local".',
+            fix="set engine.backend to vllm or sglang, or remove the URLs.",
+        )
+    limits = core_limits(config)
+    limits.check()
+    limits.kv.check(limits.page_size, None)
+
+
+def _check_remote(config: RunConfig) -> None:
+    engine = config.engine
     if engine.speculation is not Speculation.OFF:
         raise UserError(
             f'engine.speculation is for the engine of this process, not "{engine.backend}".',
