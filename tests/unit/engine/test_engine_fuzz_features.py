@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -32,9 +33,9 @@ NARROW: dict[str, Any] = {"num_pages": 60, "page_size": 2, "budget_tokens": 5, "
 # Pages of one layer must be whole pages of the system.
 DISK: dict[str, Any] = {
     "num_pages": 200,
-    "page_size": 32,
+    "page_size": 64,
     "budget_tokens": 24,
-    "tier": TierLimits(ram_bytes=540_000, disk_bytes=10_000_000),
+    "tier": TierLimits(ram_bytes=1_060_000, disk_bytes=10_000_000),
 }
 
 
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     kind: Speculation
     sizes: dict[str, Any]
     changes: bool = False
+    model: dict[str, Any] = {}  # noqa: RUF012 - a tuple's default, never written
 
 
 CASES = {
@@ -55,6 +57,14 @@ CASES = {
     "draft, narrow": Case(5, Speculation.DRAFT, NARROW),
     "none, tight, changes": Case(6, Speculation.OFF, TIGHT, changes=True),
     "lookup, narrow": Case(7, Speculation.LOOKUP, NARROW | {"ageing_steps": 8}, changes=True),
+    # Many texts end where the context does.
+    "self, window": Case(
+        10,
+        Speculation.SELF,
+        TIGHT | {"page_size": 3},
+        changes=True,
+        model={"sliding_window": 9, "max_position_embeddings": 44},
+    ),
     "self, disk": Case(8, Speculation.SELF, DISK),
 }
 
@@ -63,8 +73,9 @@ class Run:
     """One engine under random traffic, and what must hold of it."""
 
     def __init__(self, case: Case, make_decoder: Any, dense: Dense) -> None:
-        self.rng, self.case, self.make_decoder = random.Random(case.seed), case, make_decoder
-        first = make_decoder(seed=0)
+        self.rng, self.case = random.Random(case.seed), case
+        self.make_decoder = partial(make_decoder, **case.model)
+        first = self.make_decoder(seed=0)
         compiler = byte_compiler()
         guesses = SpeculationLimits(kind=case.kind, max_tokens=4, num_layers=1)
         draft = DraftSource(first.config, first.state_dict())
