@@ -74,7 +74,11 @@ def _panel(panel: Panel, top: float) -> str:
     def down(y: float) -> float:
         return lower - math.log(y / low) / math.log(high / low) * (lower - upper)
 
-    parts = [f'<text class="title" x="{left:g}" y="{top + 22:g}">{escape(panel.title)}</text>']
+    parts = [
+        f'<text class="title" x="{left:g}" y="{top + 22:g}">{escape(panel.title)}</text>'
+        f'<text class="small" x="{right:g}" y="{top + 22:g}" text-anchor="end">'
+        f"{escape(panel.unit)}, logarithmic axes</text>"
+    ]
     for y in y_ticks:
         parts.append(
             f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{down(y):.1f}" '
