@@ -22,6 +22,7 @@ from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, uninterrupted
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import Images
+from burnish.sandbox.lease import lease_ended
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.loans import Loan
@@ -300,7 +301,8 @@ class NativePool:
                 box.lease = loop.call_later(self._config.lease_s, self._expire, box)
 
     def _expire(self, box: NativeBox) -> None:
-        box.end(f"its lease of {self._config.lease_s} s has ended")
+        assert self._config.lease_s is not None
+        box.end(lease_ended(self._config.lease_s))
         task = asyncio.ensure_future(self.give_back(box))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

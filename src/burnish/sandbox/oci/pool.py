@@ -53,6 +53,7 @@ class OciPool(KeeperPool):
             ),
             images,
             network,
+            config.lease_s,
         )
 
     def _wrap(
