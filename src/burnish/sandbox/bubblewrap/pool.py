@@ -29,5 +29,5 @@ class BubblewrapPool(KeeperPool):
                 control_groups=config.control_groups,
             ),
             network=network,
-            lease_s=config.lease_s,
+            config=config,
         )

@@ -39,7 +39,7 @@ class DockerPool(KeeperPool):
             ),
             images,
             network,
-            config.lease_s,
+            config=config,
         )
 
     def check_root(self, image: ImageRoot, policy: Policy) -> None:

@@ -20,7 +20,9 @@ from burnish.core.boxes import (
     Usage,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.batches import Batches
 from burnish.sandbox.commands import WORK, check_argv
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.files import split_path
 from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.images.running import check_workdir, image_user
@@ -218,7 +220,8 @@ class KeeperPool:
         start_keeper: Callable[[], KeeperClient],
         images: Images | None = None,
         network: NetworkProvider | None = None,
-        lease_s: float | None = None,
+        *,
+        config: SandboxConfig,
     ) -> None:
         """Start the keeper and try one box.
 
@@ -227,12 +230,14 @@ class KeeperPool:
             images: where images come from; without, boxes have this host's programs only.
             network: carries out `Policy.allow`; without, boxes have no network. Closed with the
                 pool.
-            lease_s: how long a box lives at most.
+            config: how many boxes, and how long they live at most.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
         """
-        self._lease_s = lease_s
+        self._lease_s = config.lease_s
+        self._max_boxes = config.max_boxes
+        self._batches = Batches()
         self._start_keeper = start_keeper
         self._images = images
         self._network = network
@@ -271,6 +276,12 @@ class KeeperPool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         return self._box(image, policy)
+
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`."""
+        return self._batches.take(count, self._max_boxes, lambda: self.acquire(image, policy))
 
     def check_root(self, image: ImageRoot, policy: Policy) -> None:
         """Refuse an image that cannot run, or cannot carry out a policy.

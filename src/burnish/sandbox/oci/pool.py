@@ -53,7 +53,7 @@ class OciPool(KeeperPool):
             ),
             images,
             network,
-            config.lease_s,
+            config=config,
         )
 
     def _wrap(
