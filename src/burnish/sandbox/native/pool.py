@@ -162,9 +162,11 @@ class NativePool:
     async def _many(
         self, count: int, image: str | None, policy: Policy
     ) -> AsyncIterator[tuple[NativeBox, ...]]:
-        station = await self._stations.find(image)
-        async with self._spawn(station, count, policy, None) as boxes:
+        boxes = await self._take(count, image, policy)
+        try:
             yield boxes
+        finally:
+            await _all(boxes, self.give_back)
 
     def acquire_python(
         self,
@@ -200,12 +202,17 @@ class NativePool:
         self, image: str | None, policy: Policy, template: Template | None = None
     ) -> NativeBox:
         """A box that must be handed to `give_back`; better use `acquire`."""
-        ticket = await self._places.take()
+        return (await self._take(1, image, policy, template))[0]
+
+    async def _take(
+        self, count: int, image: str | None, policy: Policy, template: Template | None = None
+    ) -> tuple[NativeBox, ...]:
+        ticket = await self._places.take(count)
         try:
             for attempt in range(2):
                 station = await self._stations.find(image, template)
                 try:
-                    return (await self._start(station, 1, policy, None, ticket))[0]
+                    return await self._start(station, count, policy, None, ticket)
                 except ClassifiedFailure:
                     # A helper that was killed is noticed when it is needed; the next one is new.
                     if attempt or station.helper.still_runs() or self._closed:
