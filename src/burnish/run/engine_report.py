@@ -30,6 +30,9 @@ def record_engine(
     recorder.record(metric.ENGINE_FAILED_REQUESTS, new.num_failed - old.num_failed)
     _guesses(recorder, old, new)
     _adapters_and_grammars(recorder, old, new)
+    compared = new.kv_gap_tokens - old.kv_gap_tokens
+    if compared:
+        recorder.record(metric.ENGINE_KV_GAP, (new.kv_gap_nats - old.kv_gap_nats) / compared)
     _tier(recorder, old.tier, new.tier)
     _latencies(recorder, old, new)
     return rate

@@ -27,7 +27,7 @@ def metrics(old: EngineStats, new: EngineStats) -> dict[str, float]:
 
 
 def test_what_is_not_in_use_is_not_reported() -> None:
-    words = ("adapt", "grammar", "mask", "tier", "accepted", "unguessed")
+    words = ("adapt", "grammar", "mask", "tier", "accepted", "unguessed", "gap")
     assert not [name for name in metrics(stats(), stats()) if any(w in name for w in words)]
 
 
@@ -36,6 +36,8 @@ def test_each_step_reports_what_happened_in_it() -> None:
         adapted_tokens=5,
         held_tokens=7,
         mask_s=1.0,
+        kv_gap_nats=1.0,
+        kv_gap_tokens=10,
         drafted_tokens=10,
         accepted_tokens=9,
         undrafted=((NoDraft.NO_MATCH, 3),),
@@ -46,6 +48,8 @@ def test_each_step_reports_what_happened_in_it() -> None:
         adapted_tokens=15,
         held_tokens=27,
         mask_s=1.5,
+        kv_gap_nats=4.0,
+        kv_gap_tokens=16,
         drafted_tokens=20,
         accepted_tokens=13,
         undrafted=((NoDraft.NO_MATCH, 8),),
@@ -66,6 +70,7 @@ def test_each_step_reports_what_happened_in_it() -> None:
         "engine_adapted_tokens": 10,
         "engine_grammar_tokens": 20,
         "engine_mask_s": 0.5,
+        "engine_kv_gap": 0.5,
         "engine_accepted_ratio": 0.4,
         "engine_guesses/accepted": 4,
         "engine_guesses/rejected": 6,

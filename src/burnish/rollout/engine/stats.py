@@ -63,6 +63,10 @@ class EngineStats(NamedTuple):
     """Adapters that requests can name."""
     mask_s: float = 0.0
     """Seconds that steps waited for what grammars allow, totals since the start."""
+    kv_gap_nats: float = 0.0
+    """Sum of |log-prob under full attention - log-prob| over the tokens that were compared."""
+    kv_gap_tokens: int = 0
+    """Sampled tokens that were compared: none unless `engine.kv.report_gap` is on."""
     tier: TierStats = TierStats()
     """Keys and values in memory and on disk, where the cache has both."""
 
