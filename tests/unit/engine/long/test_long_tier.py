@@ -285,8 +285,14 @@ def test_what_cannot_be_served_is_refused(
         core_of(decoder, tier_of(decoder, 2))
     with pytest.raises(UserError, match="no file can be made there"):
         core_of(decoder, tier_of(decoder, 64, directory=str(tmp_path / "none")))
-    with pytest.raises(UserError, match="too few"):
-        core_of(decoder, tier_of(decoder, 64), page_size=16, kv_dtype=KvDtype.INT8)
+    for kv_dtype in (KvDtype.INT8, KvDtype.FP8):
+        with pytest.raises(UserError, match="too few") as refused:
+            core_of(decoder, tier_of(decoder, 64), page_size=16, kv_dtype=kv_dtype)
+        assert refused.value.fix == "set engine.kv.disk_mb to 0, or engine.kv_dtype to model."
+    narrow = make_decoder(head_dim=2)
+    with pytest.raises(UserError, match="too few") as refused:
+        core_of(narrow, tier_of(decoder, 64), page_size=16)
+    assert refused.value.fix == "set engine.kv.disk_mb to 0."
     core = core_of(decoder, tier_of(decoder, 64))
     with pytest.raises(UserError, match="attends 63 cache pages at once"):
         core.add(ask("a", prompt_of(4000), max_tokens=3))
