@@ -10,7 +10,7 @@ from burnish.run.engine_report import record_engine
 from burnish.telemetry.catalogue import CATALOGUE
 from burnish.telemetry.metrics import Recorder
 
-IDLE = {"uptime_s": 10.0, "busy_s": 5.0, "num_outstanding": 0, "num_running": 0}
+IDLE = {"uptime_s": 10.0, "busy_s": 5.0, "num_outstanding": 0}
 
 
 def stats(**values: Any) -> EngineStats:
@@ -84,3 +84,21 @@ def test_each_step_reports_what_happened_in_it() -> None:
         "engine_tier_prefetched/useful": 3,
     }
     assert {name: found.get(name) for name in wanted} == wanted
+
+
+def test_what_servers_do_not_tell_is_absent_and_not_zero() -> None:
+    silent = metrics(stats(), stats(prompt_tokens=10))
+    for name in ("preemptions", "used_page", "cached", "waiting"):
+        assert not [each for each in silent if name in each], name
+    assert silent["queue_depth/engine_requests"] == 0
+    found = metrics(
+        stats(cached_tokens=2),
+        stats(
+            prompt_tokens=6, cached_tokens=4, num_preemptions=3, num_waiting=0, used_page_ratio=0.0
+        ),
+    )
+    assert found["cached_token_ratio"] == 0.25
+    assert found["queue_depth/engine_waiting"] == 0
+    assert found["engine_used_page_ratio"] == 0
+    assert found["engine_preemptions/recompute"] == 3
+    assert "engine_preemptions/swap" not in found
