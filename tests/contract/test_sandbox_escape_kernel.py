@@ -199,6 +199,24 @@ while True: pass
 # Sockets, filters, ABI
 
 
+def test_an_echo_request_leaves_no_box(lines: Lines) -> None:
+    """Datagram sockets of ICMP are no raw ones: no privilege is needed where a host allows them."""
+    code = """
+    for family, protocol, kind, address in (
+        (socket.AF_INET, 1, 8, "8.8.8.8"), (socket.AF_INET6, 58, 128, "2001:4860:4860::8888")
+    ):
+        def ping():
+            s = socket.socket(family, socket.SOCK_DGRAM, protocol)
+            return s.sendto(bytes([kind]) + bytes(15), (address, 0))
+        print(attempt(ping))
+    """
+    refused = {"EACCES", "EPERM", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT"}
+    unreachable = {"ENETUNREACH", "EHOSTUNREACH", "EADDRNOTAVAIL"}
+    seen = lines(code)
+    assert len(seen) == 2
+    assert set(seen) <= refused | unreachable
+
+
 def test_only_plain_sockets_exist(pool: SandboxPool, lines: Lines) -> None:
     """Rare families and protocols would also load modules into the host's kernel."""
     code = """

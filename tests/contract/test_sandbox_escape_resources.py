@@ -57,6 +57,17 @@ while True:
         if os.fork() == 0: os._exit(0)
     except OSError: time.sleep(0.01)
 """,
+    "spawns itself by vfork": """
+import os, sys
+while True:
+    try: os.posix_spawn(sys.executable, sys.orig_argv, os.environ)
+    except OSError: pass
+""",
+    "suspends its parents by vfork": """
+import ctypes, time
+for _ in range(50): ctypes.CDLL(None).vfork()
+time.sleep(1000)
+""",
     "spins in threads": """
 import threading
 def spin():

@@ -64,6 +64,7 @@ def attempt(name, work, *arguments):
 attempt("listed", fetch, f"http://allowed.test:{port}/")
 attempt("unlisted", fetch, f"http://other.test:{port}/")
 attempt("address", fetch, f"http://127.0.0.2:{port}/")
+attempt("moved", fetch, f"http://allowed.test:{port}/moved")
 attempt("direct4", reach, "8.8.8.8", 443)
 attempt("direct6", reach, "2001:4860:4860::8888", 443, socket.AF_INET6)
 attempt("udp", reach, "8.8.8.8", 53, socket.AF_INET, socket.SOCK_DGRAM)
@@ -100,8 +101,13 @@ def http_port() -> Iterator[int]:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+            head = await reader.readuntil(b"\r\n\r\n")
+            first = b"200 OK"
+            if head.startswith(b"GET /moved "):
+                port = writer.get_extra_info("sockname")[1]
+                first = b"302 Found\r\nLocation: http://other.test:%d/" % port
+            more = b"Content-Length: 5\r\nConnection: close\r\n\r\nhello"
+            writer.write(b"HTTP/1.1 " + first + b"\r\n" + more)
         writer.close()
 
     async def serve() -> None:
@@ -158,7 +164,8 @@ def check(result: ExecResult) -> None:
     assert result.status is ExecStatus.OK, result
     said = dict(line.split(" ", 1) for line in result.stdout.decode().splitlines())
     assert said["listed"] == "hello", said
-    for name in ("unlisted", "address"):
+    # The listed server sends its clients to the one that is not.
+    for name in ("unlisted", "address", "moved"):
         assert "403" in said[name], said
     for name in ("direct4", "direct6", "udp", "host", "dns", "taken"):
         assert said[name].startswith("failed:"), said
@@ -172,7 +179,7 @@ def test_every_command_reaches_the_list_and_nothing_else(ground: Ground) -> None
     ground.events.clear()
     run_in(ground, work)
     denied = [event.reason for event in ground.events if event.verdict is Verdict.DENIED]
-    assert denied == [Reason.NOT_LISTED, Reason.IP_LITERAL] * 3
+    assert denied == [Reason.NOT_LISTED, Reason.IP_LITERAL, Reason.NOT_LISTED] * 3
     assert len({event.box for event in ground.events}) == 1
 
 

@@ -121,10 +121,11 @@ class Init:
         try:
             async with asyncio.timeout(GRACE_S):
                 await self._readable()
-            self._greet(self._receive())
         except TimeoutError as error:
             self.kill()
             raise failure("the box did not start in time") from error
+        # Not above: an init may say ETIMEDOUT, which is a TimeoutError too.
+        self._greet(self._receive())
 
     def _greet(self, data: bytes) -> None:
         """Judge its first message."""
