@@ -144,7 +144,7 @@ ENGINE_KV_GAP = _metric(
     "engine_kv_gap",
     "nats",
     _MEAN,
-    "Mean |log-prob under full attention - log-prob| of sampled tokens (`engine.kv.report_gap`).",
+    "Mean distance of log-probs of sampled tokens from full attention (`engine.kv.report_gap`).",
 )
 ENGINE_TIER_BYTES = _metric(
     "engine_tier_bytes", "bytes", _LAST, "Keys and values, by where they lie.", "where"
