@@ -317,7 +317,7 @@ def show(row: Row) -> None:
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under a minute, fewer sizes")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
@@ -334,7 +334,8 @@ def main() -> None:
             bench.close()
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return int(any(row["ok"] is False for row in rows))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -193,6 +193,9 @@ async def states(n: int) -> AsyncIterator[Row]:
     ):
         name = f"{key} of 50 MB in 2,000 files"
         yield row(name, medians[key], f"tar {peer}", medians[peer], target, n)
+    for key, most_ms in (("snapshot", 1), ("rollback", 2)):
+        found_ms, note = round(medians[key], 3), f"median of {n}, no peer"
+        yield count(f"{key}, by itself", found_ms, "ms", most_ms, found_ms <= most_ms, note)
 
 
 async def fill(box: Sandbox, limits: Limits) -> None:

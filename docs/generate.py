@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -95,7 +96,7 @@ def _inner_config(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _type(field: FieldInfo) -> str:
-    annotation: Any = field.annotation
+    annotation, metadata = _unwrapped(field)
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     choices = [a for a in get_args(annotation) if isinstance(a, str)]
     if choices:
@@ -104,12 +105,25 @@ def _type(field: FieldInfo) -> str:
         return " or ".join(f"`{member.value}`" for member in annotation)
     bounds = [
         f"{sign} {bound}" if isinstance(bound, int) else f"{sign} {bound:g}"
-        for part in field.metadata
+        for part in metadata
         for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
         if (bound := getattr(part, name, None)) is not None
     ]
     text = text.replace("typing.", "").replace("pathlib.", "").replace("|", "or")
     return " ".join([text, ", ".join(bounds)]).strip()
+
+
+def _unwrapped(field: FieldInfo) -> tuple[Any, list[Any]]:
+    """The type without None, which the default tells, and its bounds."""
+    annotation: Any = field.annotation
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+    if len(kinds) == 1 and NoneType in get_args(annotation):
+        annotation = kinds[0]
+    if get_origin(annotation) is not Annotated:
+        return annotation, field.metadata
+    inner, *metadata = get_args(annotation)
+    parts = [p for each in metadata for p in getattr(each, "metadata", [each])]
+    return inner, [*field.metadata, *parts]
 
 
 def _default(field: FieldInfo) -> str:

@@ -16,7 +16,8 @@ BEGIN, END = "<!-- figures: make bench -->", "<!-- end of figures -->"
 def table(files: list[Path]) -> str:
     """A Markdown table; a row without its peer says why."""
     lines = [
-        f"Medians of `make bench` on {cpu_name()}.",
+        f"`make bench` on {cpu_name()}: medians; `engine.py`: best of three interleaved rounds.",
+        "A target that was not met is marked **missed**.",
         "",
         "| figure | Burnish | peer | ratio | target | command |",
         "|---|---|---|---|---|---|",
@@ -33,6 +34,8 @@ def figure(row: dict[str, Any]) -> str:
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
     value = "-" if row["value"] is None else f"{row['value']:,.4g}"
     target = "-" if row["target"] is None else f"{row['target']:,.4g}"
+    if row["ok"] is False:
+        target += " **missed**"
     return f"| {row['name']} | {value} {row['unit']} | {peer} | {ratio} | {target} |"
 
 

@@ -570,6 +570,7 @@ def test_root_that_installs_packages_has_the_files_that_it_is_given(pool: Sandbo
 
 def test_a_limit_that_cannot_be_enforced_is_an_error(pool: SandboxPool) -> None:
     values = {"num_inodes": 1000, "shm_bytes": 2**20, "cpus": 0.5, "read_bytes_per_s": 10**6}
+    values["write_bytes_per_s"] = 10**6
     for name, value in values.items():
         if name not in pool.capabilities.enforces:
             with pytest.raises(UserError, match=name):

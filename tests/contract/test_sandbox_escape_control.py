@@ -94,7 +94,12 @@ def test_a_full_process_table_is_told_as_such(pool: SandboxPool) -> None:
 
 @pytest.mark.parametrize(
     ("attack_line", "num_tries"),
-    [("os.kill(-1, 9)", 60), ("os.fork() or os._exit(0)", 60), ("os.kill(-1, 19)", 4)],
+    [
+        ("os.kill(-1, 9)", 60),
+        ("os.fork() or os._exit(0)", 60),
+        # Who is stopped is waited for: ten seconds.
+        pytest.param("os.kill(-1, 19)", 4, marks=pytest.mark.slow),
+    ],
 )
 def test_who_kills_stops_or_crowds_all_that_starts_breaks_no_box(
     pool: SandboxPool, attack_line: str, num_tries: int

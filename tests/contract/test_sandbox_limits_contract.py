@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from burnish.core.boxes import ExecResult, ExecStatus, Limits, SandboxPool
+from burnish.core.boxes import ExecResult, ExecStatus, Feature, Limits, SandboxPool
 from burnish.sandbox.interpreter import python_argv
 
 MIB = 2**20
@@ -109,6 +109,12 @@ print(time.monotonic() - start)
         pytest.skip("the file system of /usr has no direct reads")
     assert result.status is ExecStatus.OK, result
     assert float(result.stdout) > 0.5
+
+
+def test_writes_to_memory_are_not_said_to_be_slowed(pool: SandboxPool) -> None:
+    found = pool.capabilities
+    if Feature.DISK_STORAGE not in found.features:
+        assert "write_bytes_per_s" not in found.enforces
 
 
 def test_no_box_is_told_the_peak_of_another(pool: SandboxPool) -> None:

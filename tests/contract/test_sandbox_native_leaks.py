@@ -296,6 +296,17 @@ def test_a_pool_heals_after_its_helper_was_killed(pool: NativePool) -> None:
     assert pool.stats().live == 0
 
 
+def test_a_batch_is_made_by_a_new_helper_if_the_old_one_was_killed(pool: NativePool) -> None:
+    async def main() -> None:
+        os.kill(pool.helper_pids[0], signal.SIGKILL)
+        async with pool.acquire_many(3) as boxes:
+            for box in boxes:
+                assert (await box.exec(("true",))).status is ExecStatus.OK
+
+    asyncio.run(main())
+    assert pool.stats().live == 0
+
+
 def test_snapshots_of_a_killed_helper_are_refused_with_a_reason(pool: NativePool) -> None:
     async def main() -> None:
         async with pool.acquire() as box:

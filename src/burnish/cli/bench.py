@@ -90,7 +90,7 @@ def _tables(figures: EngineFigures) -> list[object]:
             *(_name(f), f"{f.tokens_per_s:,.1f}"),
             f"{f.first_token_p50_s * 1e3:,.0f} / {f.first_token_p95_s * 1e3:,.0f}",
             f"{f.inter_token_p50_s * 1e3:,.1f} / {f.inter_token_p95_s * 1e3:,.1f}",
-            f"{f.used_page_ratio:.0%}",
+            "-" if f.used_page_ratio is None else f"{f.used_page_ratio:.0%}",
         )
         for f in figures.batches
     ]

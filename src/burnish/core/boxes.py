@@ -343,6 +343,18 @@ class SandboxPool(Protocol):
         """
         ...
 
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """Like `acquire`, for so many boxes at once: all, or none. Waits until all are there.
+
+        Raises:
+            ValueError: none, or more than the pool can have.
+            UserError: as `acquire`.
+            ClassifiedFailure: as `acquire`, if one of them cannot start; the others are destroyed.
+        """
+        ...
+
     async def close(self) -> None:
         """Destroy all boxes."""
         ...

@@ -81,16 +81,26 @@ class MissingPool:
         self, image: str | None = None, policy: Policy | None = None
     ) -> AbstractAsyncContextManager[Sandbox]:
         """Refuse."""
-        raise ClassifiedFailure(
-            Failure(
-                kind=FailureKind.SANDBOX,
-                where="quality.sandbox",
-                message="needs a sandbox and there is none; run `burnish doctor` for the fix",
-            )
-        )
+        raise _no_sandbox()
+
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """Refuse."""
+        raise _no_sandbox()
 
     async def close(self) -> None:
         """Nothing to close."""
+
+
+def _no_sandbox() -> ClassifiedFailure:
+    return ClassifiedFailure(
+        Failure(
+            kind=FailureKind.SANDBOX,
+            where="quality.sandbox",
+            message="needs a sandbox and there is none; run `burnish doctor` for the fix",
+        )
+    )
 
 
 class BridgedPool(ForwardingPool):
@@ -110,6 +120,18 @@ class BridgedPool(ForwardingPool):
         box = await self._there(context.__aenter__())
         try:
             yield BridgedBox(box, self._there)
+        finally:
+            await self._there(context.__aexit__(None, None, None))
+
+    @asynccontextmanager
+    async def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AsyncIterator[tuple[Sandbox, ...]]:
+        """Boxes that live on the owner's loop."""
+        context = self._pool.acquire_many(count, image, policy)
+        boxes = await self._there(context.__aenter__())
+        try:
+            yield tuple(BridgedBox(box, self._there) for box in boxes)
         finally:
             await self._there(context.__aexit__(None, None, None))
 

@@ -147,7 +147,7 @@ class EngineSection(Config):
     num_threads: Positive = 2
     """CPU threads of a decode step."""
     num_pages: Annotated[int, Field(gt=0, le=10**7)] = 4096
-    """Pages of the key/value cache."""
+    """Pages of the key/value cache; a page holds 16 tokens."""
     max_running: Positive = 96
     """Sequences decoded together."""
     budget_tokens: Positive = 1024

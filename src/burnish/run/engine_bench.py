@@ -43,8 +43,8 @@ class BatchFigures(Record, frozen=True, kw_only=True):
     """Between two tokens of one request, median."""
     inter_token_p95_s: float
     """The same, of the slowest 5 %."""
-    used_page_ratio: float
-    """Share of the key/value cache in use at the fullest moment; 0 where servers do not tell."""
+    used_page_ratio: float | None
+    """Share of the key/value cache in use at the fullest moment; None where servers do not tell."""
     grammar: str = ""
     """What texts were held to."""
     acceptance_ratio: float | None = None
@@ -185,7 +185,8 @@ class _Bench:
         after = self._engine.stats()
         guesses = after.drafted_tokens - before.drafted_tokens
         right = after.accepted_tokens - before.accepted_tokens
-        steps = max(1, after.num_steps - before.num_steps)
+        # Servers do not count steps, and tell no time of masks.
+        steps = max(1, (after.num_steps or 0) - (before.num_steps or 0))
         return BatchFigures(
             batch=number,
             prompt_tokens=prompt_tokens,
@@ -236,10 +237,13 @@ class _Fullest:
     """The fullest that the cache was."""
 
     def __init__(self, engine: RunEngine) -> None:
-        self._engine, self.ratio = engine, 0.0
+        self._engine = engine
+        self.ratio: float | None = None
 
     def look(self) -> None:
-        self.ratio = max(self.ratio, self._engine.stats().used_page_ratio)
+        now = self._engine.stats().used_page_ratio
+        if now is not None:
+            self.ratio = max(self.ratio or 0.0, now)
 
 
 def _p95(values: Sequence[float]) -> float:

@@ -15,24 +15,38 @@ def record_engine(
     rate = (new.sampled_tokens - old.sampled_tokens) / elapsed_s
     recorder.record(metric.ENGINE_TOKENS_PER_S, rate)
     recorder.record(metric.ENGINE_BUSY_RATIO, min((new.busy_s - old.busy_s) / elapsed_s, 1.0))
-    cached = new.cached_tokens - old.cached_tokens
+    cached = (new.cached_tokens or 0) - (old.cached_tokens or 0)
     prompt = cached + new.prompt_tokens - old.prompt_tokens
-    if prompt:
+    if prompt and new.cached_tokens is not None:
         recorder.record(metric.CACHED_TOKEN_RATIO, cached / prompt)
     recorder.record(metric.QUEUE_DEPTH, new.num_outstanding, "engine_requests")
-    recorder.record(metric.QUEUE_DEPTH, new.num_waiting, "engine_waiting")
-    recorder.record(metric.ENGINE_USED_PAGE_RATIO, new.used_page_ratio)
-    swapped = new.num_swaps - old.num_swaps
-    recorder.record(metric.ENGINE_PREEMPTIONS, swapped, "swap")
-    recorder.record(
-        metric.ENGINE_PREEMPTIONS, new.num_preemptions - old.num_preemptions - swapped, "recompute"
-    )
+    if new.num_waiting is not None:
+        recorder.record(metric.QUEUE_DEPTH, new.num_waiting, "engine_waiting")
+    if new.used_page_ratio is not None:
+        recorder.record(metric.ENGINE_USED_PAGE_RATIO, new.used_page_ratio)
+    _preemptions(recorder, old, new)
     recorder.record(metric.ENGINE_FAILED_REQUESTS, new.num_failed - old.num_failed)
     _guesses(recorder, old, new)
     _adapters_and_grammars(recorder, old, new)
+    compared = new.kv_gap_tokens - old.kv_gap_tokens
+    if compared:
+        recorder.record(metric.ENGINE_KV_GAP, (new.kv_gap_nats - old.kv_gap_nats) / compared)
     _tier(recorder, old.tier, new.tier)
     _latencies(recorder, old, new)
     return rate
+
+
+def _preemptions(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:
+    """Servers tell how many at most, and have only one way."""
+    if new.num_preemptions is None:
+        return
+    # A server that is asked for the first time has told nothing before.
+    preempted = new.num_preemptions - (old.num_preemptions or 0)
+    swapped = 0
+    if new.num_swaps is not None:
+        swapped = new.num_swaps - (old.num_swaps or 0)
+        recorder.record(metric.ENGINE_PREEMPTIONS, swapped, "swap")
+    recorder.record(metric.ENGINE_PREEMPTIONS, preempted - swapped, "recompute")
 
 
 def _guesses(recorder: Recorder, old: EngineStats, new: EngineStats) -> None:

@@ -272,10 +272,10 @@ def _flow(
         stats = session.engine.stats()
         return EngineLoad(
             num_slots=slots or 0,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            kv_ratio=stats.used_page_ratio,
-            num_preemptions=stats.num_preemptions,
+            num_running=stats.num_running or 0,
+            num_waiting=stats.num_waiting or 0,
+            kv_ratio=stats.used_page_ratio or 0.0,
+            num_preemptions=stats.num_preemptions or 0,
             queue_s=0.0,
         )
 

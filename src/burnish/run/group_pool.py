@@ -35,6 +35,12 @@ class GroupPool(ForwardingPool):
         ask = partial(self._pool.acquire, image, policy)
         return self._counted(self._hedging.box(ask, f"box {image or ''}".rstrip()))
 
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`. They are not hedged: all come, or none."""
+        return self._counted_many(self._pool.acquire_many(count, image, policy))
+
     @asynccontextmanager
     async def _counted(
         self, context: AbstractAsyncContextManager[Sandbox]
@@ -45,3 +51,15 @@ class GroupPool(ForwardingPool):
                 yield box
             finally:
                 self._held(self._clock.now_s() - start_s)
+
+    @asynccontextmanager
+    async def _counted_many(
+        self, context: AbstractAsyncContextManager[tuple[Sandbox, ...]]
+    ) -> AsyncIterator[tuple[Sandbox, ...]]:
+        async with context as boxes:
+            start_s = self._clock.now_s()
+            try:
+                yield boxes
+            finally:
+                for _ in boxes:
+                    self._held(self._clock.now_s() - start_s)

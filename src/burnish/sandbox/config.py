@@ -33,7 +33,7 @@ class SandboxConfig(Config):
     storage_directory: Path | None = None
     """With `storage = "disk"`: a directory on the disk for that. Absent: `/var/tmp`."""
     lease_s: float | None = Field(default=None, gt=0)
-    """Native boxes end so long after they were handed out, used or not. Absent: never."""
+    """Boxes of this machine end so long after they were handed out, used or not. Absent: never."""
     audit: Path | None = None
     """Directory for a hash-chained log of every box: `burnish sandbox audit verify` checks it."""
     images: Path | None = None

@@ -105,7 +105,7 @@ class ForwardingStatefulBox(ForwardingBox):
 
 
 class ForwardingPool:
-    """A `SandboxPool` by another one."""
+    """A `SandboxPool` by another one. Who overrides `acquire` overrides `acquire_many` too."""
 
     def __init__(self, pool: SandboxPool) -> None:
         """Wrap a pool, which is closed together with this one."""
@@ -126,6 +126,12 @@ class ForwardingPool:
     ) -> AbstractAsyncContextManager[Sandbox]:
         """See `SandboxPool.acquire`."""
         return self._pool.acquire(image, policy)
+
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`."""
+        return self._pool.acquire_many(count, image, policy)
 
     async def close(self) -> None:
         """Close the pool inside."""

@@ -67,11 +67,13 @@ def check_enforced(limits: Limits, capabilities: Capabilities) -> None:
             )
 
 
-def group_enforced(controllers: Collection[str]) -> frozenset[str]:
+def group_enforced(controllers: Collection[str], *, writes_to_disk: bool) -> frozenset[str]:
     """Limits that only control groups enforce.
 
     Args:
         controllers: those that boxes have.
+        writes_to_disk: boxes can write to a disk; in memory there is nothing to throttle. They read
+            their programs from one in any case.
     """
     enforced = set()
     if "memory" in controllers:
@@ -79,7 +81,9 @@ def group_enforced(controllers: Collection[str]) -> frozenset[str]:
     if "cpu" in controllers:
         enforced.add("cpus")
     if "blkio" in controllers or "io" in controllers:
-        enforced |= {"read_bytes_per_s", "write_bytes_per_s"}
+        enforced.add("read_bytes_per_s")
+        if writes_to_disk:
+            enforced.add("write_bytes_per_s")
     return frozenset(enforced)
 
 

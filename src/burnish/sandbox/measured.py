@@ -42,6 +42,12 @@ class MeasuredPool(ForwardingPool):
         """See `SandboxPool.acquire`."""
         return self._acquire(self._pool.acquire(image, policy))
 
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`."""
+        return self._acquire_many(self._pool.acquire_many(count, image, policy))
+
     @asynccontextmanager
     async def _acquire(
         self, context: AbstractAsyncContextManager[Sandbox]
@@ -51,6 +57,16 @@ class MeasuredPool(ForwardingPool):
             with self._lock:
                 self._waits_s.append(time.monotonic() - start_s)
             yield MeasuredBox(box, self)
+
+    @asynccontextmanager
+    async def _acquire_many(
+        self, context: AbstractAsyncContextManager[tuple[Sandbox, ...]]
+    ) -> AsyncIterator[tuple[Sandbox, ...]]:
+        start_s = time.monotonic()
+        async with context as boxes:
+            with self._lock:
+                self._waits_s += [time.monotonic() - start_s] * len(boxes)
+            yield tuple(MeasuredBox(box, self) for box in boxes)
 
     def executed(self, result: ExecResult, seconds: float) -> None:
         """A command ended."""

@@ -66,6 +66,11 @@ def open_pool(config: SandboxConfig | None = None) -> SandboxPool:
 
 def _start(wanted: Wanted) -> SandboxPool:
     name: str = wanted.config.backend
+    if name == "remote" and wanted.config.lease_s is not None:
+        raise UserError(
+            "how long boxes of other hosts live is up to those: there is no lease_s.",
+            fix="leave sandbox.lease_s out; a host ends the boxes of clients that vanish",
+        )
     if wanted.config.storage == "disk":
         if name == "remote":
             raise UserError(

@@ -140,6 +140,12 @@ ENGINE_GRAMMAR_TOKENS = _metric(
 ENGINE_MASK_SECONDS = _metric(
     "engine_mask_s", "s", _SUM, "Time that the engine waited for what grammars allow."
 )
+ENGINE_KV_GAP = _metric(
+    "engine_kv_gap",
+    "nats",
+    _MEAN,
+    "Mean distance of log-probs of sampled tokens from full attention (`engine.kv.report_gap`).",
+)
 ENGINE_TIER_BYTES = _metric(
     "engine_tier_bytes", "bytes", _LAST, "Keys and values, by where they lie.", "where"
 )

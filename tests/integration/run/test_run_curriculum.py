@@ -15,7 +15,7 @@ size_ratio = 2.0
 """
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_chooses_tiers_rehearses_and_sizes_its_groups(recipe, burnish_run, deterministic):
     path = recipe("letters", deterministic=deterministic, more=MORE)
     clocked = ("--set", "schedule.cost_unit=dominant", "--set", "flow.round_max_wait=2")

@@ -13,6 +13,7 @@ from burnish.model.decoder import Decoder
 from burnish.model.kernels import library
 from burnish.model.kernels.library import Isa, kernels
 from burnish.rollout.engine.engine import CoreLimits, EngineCore
+from burnish.rollout.engine.limits import CoreCounters
 from burnish.rollout.engine.score import reference_score
 from burnish.train.config import TrainConfig
 from burnish.train.trainer import Trainer
@@ -35,9 +36,9 @@ def isa(request: pytest.FixtureRequest) -> Any:
         yield request.param
 
 
-def run(
+def counted(
     decoder: Decoder, requests: Sequence[GenerateRequest], **limits: Any
-) -> dict[str, Generation]:
+) -> tuple[dict[str, Generation], CoreCounters]:
     chosen = {"exact": True, "num_pages": 400, "page_size": 16} | limits
     core = EngineCore(decoder.config, decoder.state_dict(), limits=CoreLimits(**chosen))
     for request in requests:
@@ -45,7 +46,13 @@ def run(
     ended: dict[str, Generation] = {}
     while core.has_work:
         ended |= {g.request_id: g for _, g in core.step()}
-    return ended
+    return ended, core.counters
+
+
+def run(
+    decoder: Decoder, requests: Sequence[GenerateRequest], **limits: Any
+) -> dict[str, Generation]:
+    return counted(decoder, requests, **limits)[0]
 
 
 def bits(generation: Generation) -> tuple[Sequence[int], Sequence[float]]:
@@ -67,12 +74,16 @@ def test_batch_chunks_prefix_reuse_and_preemption_change_no_bit(
 ) -> None:
     decoder = make_decoder(**FAMILIES[family])
     requests = requests_for(request_for, 12)
-    together = run(decoder, requests)
+    together, counters = counted(decoder, requests)
+    assert counters.cached_tokens > 0
+    assert counters.num_preemptions == 0
+    tight, counters = counted(decoder, requests, num_pages=20)
+    assert counters.num_preemptions > 0
     others = {
         "small chunks": run(decoder, requests, budget_tokens=9),
         "two at a time": run(decoder, requests, max_running=2),
         "pages of 32": run(decoder, requests, page_size=32),
-        "too few pages": run(decoder, requests, num_pages=20),
+        "too few pages": tight,
     }
     for request in requests:
         wanted = bits(together[request.request_id])

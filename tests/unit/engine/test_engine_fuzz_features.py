@@ -1,10 +1,12 @@
 """Random traffic over every feature at once, against a reference that recomputes everything."""
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 import torch
 from engine_traffic import (
@@ -17,15 +19,17 @@ from engine_traffic import (
     text_of,
 )
 
-from burnish.core.records import Generation
-from burnish.core.vocabulary import InFlight, SleepLevel, Speculation
+from burnish.core.records import GenerateRequest, Generation
+from burnish.core.vocabulary import InFlight, KvDtype, SleepLevel, Speculation, StopReason
 from burnish.model.decoder import Decoder
+from burnish.model.kernels.library import kernels
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits, SpeculationLimits
 from burnish.rollout.engine.speculation.lengths import Prices
 from burnish.rollout.engine.speculation.opening import DraftSource
 from burnish.rollout.engine.tier.limits import TierLimits
 
+needs_kernels = pytest.mark.skipif(kernels().library is None, reason=str(kernels().problem))
 Dense = Callable[[Decoder, list[int]], torch.Tensor]
 ROOMY: dict[str, Any] = {"num_pages": 300, "page_size": 4, "budget_tokens": 40}
 TIGHT: dict[str, Any] = {"num_pages": 16, "page_size": 4, "budget_tokens": 16}
@@ -47,6 +51,7 @@ class Case(NamedTuple):
     sizes: dict[str, Any]
     changes: bool = False
     model: dict[str, Any] = {}  # noqa: RUF012 - a tuple's default, never written
+    dtype: torch.dtype = torch.float32
 
 
 CASES = {
@@ -69,6 +74,35 @@ CASES = {
 }
 
 
+# What the native kernels take.
+PAGE = 16
+NATIVE: dict[str, Any] = {"num_pages": 9, "page_size": PAGE, "budget_tokens": 24}
+EXACT = NATIVE | {"exact": True}
+NATIVE_CASES = {
+    "exact, lookup, swapped": Case(22, Speculation.LOOKUP, EXACT, dtype=torch.bfloat16),
+    "exact, self, recomputed": Case(
+        22, Speculation.SELF, EXACT | {"swap_bytes": 0}, dtype=torch.bfloat16
+    ),
+    "exact, draft, swapped": Case(21, Speculation.DRAFT, EXACT, dtype=torch.bfloat16),
+    "int8, lookup, swapped": Case(
+        23, Speculation.LOOKUP, NATIVE | {"kv_dtype": KvDtype.INT8}, dtype=torch.bfloat16
+    ),
+    "fp8, self, recomputed": Case(
+        22,
+        Speculation.SELF,
+        NATIVE | {"kv_dtype": KvDtype.FP8, "swap_bytes": 0},
+        dtype=torch.bfloat16,
+    ),
+}
+
+
+def stretched(request: GenerateRequest) -> GenerateRequest:
+    """With answers of several pages, so that pages run out while they grow."""
+    params = request.params
+    params = msgspec.structs.replace(params, max_tokens=4 * params.max_tokens)
+    return msgspec.structs.replace(request, params=params)
+
+
 class Run:
     """One engine under random traffic, and what must hold of it."""
 
@@ -82,7 +116,7 @@ class Run:
         self.core = EngineCore(
             first.config,
             first.state_dict(),
-            dtype=torch.float32,
+            dtype=case.dtype,
             limits=CoreLimits(speculation=guesses, **case.sizes),
             decode=text_of,
             grammars=compiler,
@@ -159,6 +193,8 @@ class Run:
         self.requests = [
             random_request(rng, number, self.stems, ADAPTERS) for number in range(num_requests)
         ]
+        if self.core.limits.page_size == PAGE:
+            self.requests = [stretched(request) for request in self.requests]
         coming = list(reversed(self.requests))
         for _ in range(200 * num_requests):
             if not coming and not self.core.has_work:
@@ -171,12 +207,12 @@ class Run:
             self.note(self.core.step())
             self.core.check()
 
-    def check(self) -> None:
+    def check(self, holds: Callable[[GenerateRequest, Generation], None]) -> None:
         assert len(self.done) == len(self.requests), "a request was lost or starved"
         for request in self.requests:
             got = self.done[request.request_id]
             assert isinstance(got, Generation), got
-            self.reference.check(request, got)
+            holds(request, got)
         for number in self.pins:
             self.core.unpin(number)
         assert self.core.free_pages == self.core.limits.num_pages
@@ -190,7 +226,7 @@ def test_traffic_over_all_features_equals_a_reference_that_recomputes_everything
     case = CASES[name]
     run = Run(case, make_decoder, dense_logprobs)
     run.play(20 if "tier" in case.sizes else 30)
-    run.check()
+    run.check(run.reference.check)
     counters = run.core.counters
     if case.kind is not Speculation.OFF:
         assert counters.drafted_tokens > counters.accepted_tokens > 0
@@ -200,3 +236,54 @@ def test_traffic_over_all_features_equals_a_reference_that_recomputes_everything
         assert counters.num_preemptions > 0
     if "swapped" in name:
         assert counters.num_swaps > 0
+
+
+def alone(run: Run, request: GenerateRequest) -> Generation:
+    """By an engine that has nothing else to do, guesses nothing and knows no prefix."""
+    limits = CoreLimits(**(run.case.sizes | {"num_pages": 300}))
+    core = EngineCore(
+        run.core.config, run.served.base, dtype=run.case.dtype, limits=limits,
+        decode=text_of, grammars=byte_compiler(),
+    )  # fmt: skip
+    for version, name in enumerate(ADAPTERS, 1):
+        core.adapters.add(name, core.adapt(run.served.adapters[name]), version, InFlight.KEEP)
+    core.add(request)
+    ended = []
+    while core.has_work:
+        ended += core.step()
+    (outcome,) = (outcome for _, outcome in ended)
+    assert isinstance(outcome, Generation)
+    return outcome
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", NATIVE_CASES)
+def test_traffic_over_native_kernels_equals_each_request_alone(
+    name: str, make_decoder: Any, dense_logprobs: Dense
+) -> None:
+    run = Run(NATIVE_CASES[name], make_decoder, dense_logprobs)
+    run.play(30)
+
+    # Where oneDNN is faster, products of one row and of many differ in the last bits.
+    has_bits = run.core.limits.exact or not kernels().prefers_onednn
+
+    def equal(request: GenerateRequest, got: Generation) -> None:
+        assert all(math.isfinite(x) and x <= 0.0 for x in got.logprobs)
+        assert len(got.logprobs) == len(got.token_ids) <= request.params.max_tokens
+        if not has_bits:
+            return
+        wanted, number = alone(run, request), len(got.token_ids)
+        if got.stop_reason is not StopReason.ABORTED:
+            assert got.stop_reason is wanted.stop_reason
+            assert number == len(wanted.token_ids)
+            assert got.prompt_logprobs == wanted.prompt_logprobs
+        assert got.token_ids == wanted.token_ids[:number]
+        assert got.logprobs == wanted.logprobs[:number]
+        assert got.unmasked_logprobs == wanted.unmasked_logprobs[:number]
+        assert got.top_logprobs == wanted.top_logprobs[:number]
+
+    run.check(equal)
+    counters = run.core.counters
+    assert counters.drafted_tokens > counters.accepted_tokens > 0
+    assert counters.num_preemptions > 0
+    assert (counters.num_swaps > 0) == ("swapped" in name)

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from engine_traffic import byte_compiler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burnish.core.clock import ManualClock
 from burnish.core.errors import UserError
-from burnish.core.records import GenerateRequest, Generation
+from burnish.core.records import GenerateRequest, Generation, Grammar, SamplingParams
 from burnish.core.vocabulary import (
     DraftSampling,
+    GrammarKind,
     InFlight,
     KvPolicyKind,
     NoDraft,
@@ -22,6 +25,7 @@ from burnish.core.vocabulary import (
 )
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.library import kernels
+from burnish.rollout.engine import batch
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits, SpeculationLimits
 from burnish.rollout.engine.long.policy import KvPolicy
@@ -313,6 +317,41 @@ def test_lengths_are_the_best_of_all_for_one_sequence() -> None:
         ]
         best = choose_lengths([rate], [8], prices)[0]
         assert values[best] == pytest.approx(max(values))
+
+
+@pytest.mark.parametrize(("read_s", "token_s"), [(1e-3, 1e-6), (1e-6, 1e-3)])
+def test_guesses_are_made_where_tokens_cost_little_beside_a_step_and_nowhere_else(
+    read_s: float, token_s: float, decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, forward = ManualClock(), batch.forward
+
+    def timed(model: Any, cache: Any, work: Sequence[batch.Work], kv: KvPolicy) -> Any:
+        clock.advance(read_s + token_s * sum(piece.num_tokens for piece in work))
+        return forward(model, cache, work, kv)
+
+    monkeypatch.setattr(batch, "forward", timed)
+    core = EngineCore(
+        decoder.config,
+        decoder.state_dict(),
+        dtype=torch.float32,
+        limits=CoreLimits(speculation=SpeculationLimits(kind=Speculation.LOOKUP)),
+        grammars=byte_compiler(),
+        clock=clock,
+    )
+    # Two letters: some guesses are right, and many are not.
+    params = SamplingParams(max_tokens=120, grammar=Grammar(kind=GrammarKind.REGEX, text="[ab]+"))
+    core.add(GenerateRequest(request_id="a", prompt_ids=tuple(b"ab" * 8), params=params))
+    ended = finish(core)["a"]
+    counters = core.counters
+    assert len(ended.token_ids) == 120
+    declined = dict(counters.undrafted).get(NoDraft.COST, 0)
+    if token_s < read_s:
+        assert counters.drafted_tokens > counters.accepted_tokens > 60
+        assert declined == 0
+        assert counters.num_steps < 120 / 2
+    else:
+        assert declined > 100
+        assert counters.num_steps > 100
 
 
 def test_costs_learn_the_line_that_was_measured() -> None:

@@ -10,7 +10,7 @@ from burnish.run.engine_report import record_engine
 from burnish.telemetry.catalogue import CATALOGUE
 from burnish.telemetry.metrics import Recorder
 
-IDLE = {"uptime_s": 10.0, "busy_s": 5.0, "num_outstanding": 0, "num_running": 0}
+IDLE = {"uptime_s": 10.0, "busy_s": 5.0, "num_outstanding": 0}
 
 
 def stats(**values: Any) -> EngineStats:
@@ -27,7 +27,7 @@ def metrics(old: EngineStats, new: EngineStats) -> dict[str, float]:
 
 
 def test_what_is_not_in_use_is_not_reported() -> None:
-    words = ("adapt", "grammar", "mask", "tier", "accepted", "unguessed")
+    words = ("adapt", "grammar", "mask", "tier", "accepted", "unguessed", "gap")
     assert not [name for name in metrics(stats(), stats()) if any(w in name for w in words)]
 
 
@@ -36,6 +36,8 @@ def test_each_step_reports_what_happened_in_it() -> None:
         adapted_tokens=5,
         held_tokens=7,
         mask_s=1.0,
+        kv_gap_nats=1.0,
+        kv_gap_tokens=10,
         drafted_tokens=10,
         accepted_tokens=9,
         undrafted=((NoDraft.NO_MATCH, 3),),
@@ -46,6 +48,8 @@ def test_each_step_reports_what_happened_in_it() -> None:
         adapted_tokens=15,
         held_tokens=27,
         mask_s=1.5,
+        kv_gap_nats=4.0,
+        kv_gap_tokens=16,
         drafted_tokens=20,
         accepted_tokens=13,
         undrafted=((NoDraft.NO_MATCH, 8),),
@@ -66,6 +70,7 @@ def test_each_step_reports_what_happened_in_it() -> None:
         "engine_adapted_tokens": 10,
         "engine_grammar_tokens": 20,
         "engine_mask_s": 0.5,
+        "engine_kv_gap": 0.5,
         "engine_accepted_ratio": 0.4,
         "engine_guesses/accepted": 4,
         "engine_guesses/rejected": 6,
@@ -79,3 +84,21 @@ def test_each_step_reports_what_happened_in_it() -> None:
         "engine_tier_prefetched/useful": 3,
     }
     assert {name: found.get(name) for name in wanted} == wanted
+
+
+def test_what_servers_do_not_tell_is_absent_and_not_zero() -> None:
+    silent = metrics(stats(), stats(prompt_tokens=10))
+    for name in ("preemptions", "used_page", "cached", "waiting"):
+        assert not [each for each in silent if name in each], name
+    assert silent["queue_depth/engine_requests"] == 0
+    found = metrics(
+        stats(cached_tokens=2),
+        stats(
+            prompt_tokens=6, cached_tokens=4, num_preemptions=3, num_waiting=0, used_page_ratio=0.0
+        ),
+    )
+    assert found["cached_token_ratio"] == 0.25
+    assert found["queue_depth/engine_waiting"] == 0
+    assert found["engine_used_page_ratio"] == 0
+    assert found["engine_preemptions/recompute"] == 3
+    assert "engine_preemptions/swap" not in found

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
-from burnish.sandbox.network.addresses import choose, is_private, is_public, parse_private
+from burnish.sandbox.network.addresses import (
+    choose,
+    is_private,
+    is_public,
+    parse_private,
+    parse_reachable,
+)
 from burnish.sandbox.network.events import Reason, printable
 from burnish.sandbox.network.policy import MAX_ENTRIES, Host, decide, parse_allow, read_host
 
@@ -196,3 +202,28 @@ def test_private_entries_are_exact() -> None:
     for entry in ("localhost", "*.corp.example:80"):
         with pytest.raises(UserError, match="exact host"):
             parse_private((entry,))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("169.254.169.254", "169.254.169.254:80", "0.0.0.0", "224.0.0.1", "168.63.129.16"),
+        *("[fe80::1]:443", "fd00:ec2::254", "[::ffff:169.254.169.254]:80", "64:ff9b::a00:1"),
+        *("10.0.0.1", "192.168.1.1:8443", "127.0.0.1", "100.64.0.1", "[::1]:80", "fc00::1"),
+    ],
+)
+def test_an_address_that_no_box_can_reach_is_refused_in_the_list(entry: str) -> None:
+    with pytest.raises(UserError, match="never be reached") as caught:
+        parse_reachable(("pypi.org", entry), frozenset())
+    assert entry in caught.value.what
+    opened = is_private(ipaddress.ip_address(parse_allow((entry,))[0].host))
+    assert ("private_hosts" in caught.value.fix) == opened
+
+
+def test_what_private_opens_and_what_names_lead_to_is_not_judged_in_the_list() -> None:
+    private = parse_private(("10.0.0.1:8081", "169.254.169.254:80"))
+    allow = ("10.0.0.1:8081", "8.8.8.8", "2606:4700::1111", "localhost:1", "metadata.internal")
+    assert parse_reachable(allow, private) == parse_allow(allow)
+    for entry in ("10.0.0.1:8082", "10.0.0.1", "169.254.169.254:80"):
+        with pytest.raises(UserError, match="never be reached"):
+            parse_reachable((entry,), private)

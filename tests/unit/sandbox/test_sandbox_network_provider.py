@@ -248,7 +248,12 @@ def test_a_malformed_policy_is_refused_before_anything_listens() -> None:
         assert ports.asked == [PROXY_PORT]
         with pytest.raises(UserError, match=r"`https://b\.org`"):
             await attachment.set_allow(("https://b.org",))
+        with pytest.raises(UserError, match="never be reached"):
+            await attachment.set_allow(("b.org", "169.254.169.254"))
         assert attachment.allow == ("a.org",)
+        with pytest.raises(UserError, match="never be reached"):
+            await network.attach(ports, Policy(allow=("169.254.169.254",)), "box")
+        assert ports.asked == [PROXY_PORT]
         await network.close()
 
     run(main())

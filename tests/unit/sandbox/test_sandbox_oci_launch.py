@@ -21,8 +21,10 @@ from burnish.sandbox.oci.launcher import READY, STARTED, launcher_script
 from burnish.sandbox.oci.marks import MarkedCapture
 from burnish.sandbox.oci.podman import unshare_command
 from burnish.sandbox.oci.pool import OciPool
+from burnish.sandbox.oci.probe import probe_runtimes
 from burnish.sandbox.oci.runtime import Runtime, RuntimeName, find_runtime, parse_version
 from burnish.sandbox.oci.users import box_users
+from burnish.sandbox.start import open_pool
 
 WHOLE = "0 0 4294967295"
 
@@ -257,3 +259,15 @@ def test_no_argument_or_variable_is_taken_for_shell_code(arguments: list[str], v
     assert ran.returncode == 0
     assert ran.stdout == b"".join(word.encode() + b"\n" for word in (*arguments, value))
     assert ran.stderr == STARTED
+
+
+@pytest.mark.slow
+def test_the_doctor_says_of_a_runtime_what_holds_for_the_boxes_of_runs() -> None:
+    try:
+        pool = open_pool(SandboxConfig(backend="gvisor", max_boxes=1))
+    except UserError as error:
+        pytest.skip(str(error))
+    notes = "; ".join(pool.capabilities.notes)
+    asyncio.run(pool.close())
+    rows = {check.name: check for check in probe_runtimes()}
+    assert rows["sandbox gvisor"].detail.endswith(notes)

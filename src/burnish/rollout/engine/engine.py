@@ -30,6 +30,7 @@ from burnish.rollout.engine.checksum import digest
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.inflight import everyone, settle
 from burnish.rollout.engine.limits import CoreCounters, CoreLimits
+from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.placement import find_device
 from burnish.rollout.engine.residency import Residency
 from burnish.rollout.engine.ring.adoption import adopt
@@ -37,7 +38,6 @@ from burnish.rollout.engine.sampler import seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.speculation.opening import DraftSource, Served, open_speculator
-from burnish.rollout.engine.speculation.speculator import SpeculationCounters
 from burnish.rollout.engine.stepper import Ended, Stepper
 from burnish.rollout.engine.stops import Decode, StopText
 from burnish.rollout.engine.tier.cache import TieredCache
@@ -107,24 +107,7 @@ class EngineCore:
     @property
     def counters(self) -> CoreCounters:
         """Totals since the start."""
-        scheduler, guesses = self._scheduler, SpeculationCounters()
-        if self._speculator is not None:
-            guesses = self._speculator.counters
-        return CoreCounters(
-            num_steps=scheduler.num_steps,
-            sampled_tokens=self._stepper.sampled_tokens,
-            prompt_tokens=self._stepper.prompt_tokens,
-            cached_tokens=scheduler.cached_tokens,
-            num_preemptions=scheduler.num_preemptions,
-            num_swaps=scheduler.num_swaps,
-            num_failed=self._stepper.num_failed,
-            drafted_tokens=guesses.drafted_tokens,
-            accepted_tokens=guesses.accepted_tokens,
-            undrafted=guesses.skipped,
-            adapted_tokens=self._stepper.adapted_tokens,
-            held_tokens=self._stepper.held_tokens,
-            mask_s=self._stepper.mask_s,
-        )
+        return self._stepper.counters
 
     @property
     def has_work(self) -> bool:
@@ -346,6 +329,16 @@ class EngineCore:
         if self._cache is None:
             self._cache = self._new_cache()
             self._scheduler.memory.attach(self._cache)
+
+    def attend_by(self, kv: KvPolicy) -> None:
+        """Change what tokens attend from the next step on; `limits` stay those of the opening.
+
+        Raises:
+            UserError: if the cache was not opened for it, or the policy does not fit the sizes.
+        """
+        limits = self.limits.attending_by(kv)
+        kv.check(limits.page_size, self.config.sliding_window)
+        self._scheduler.limits, self._bounds = limits, self._bounds._replace(limits=limits)
 
     def score(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Log-prob of each token at temperature 1, by the prefill forward.

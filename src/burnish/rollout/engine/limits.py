@@ -72,6 +72,24 @@ class CoreLimits(NamedTuple):
                 fix=f"set engine.kv.policy to {KvPolicyKind.FULL}, or engine.exact to false.",
             )
 
+    def attending_by(self, kv: KvPolicy) -> "CoreLimits":
+        """The same sizes with another policy for keys and values that are in the cache already.
+
+        Raises:
+            UserError: if they do not allow for it.
+        """
+        # The bounds that pages are selected by are kept from the first key on, or never.
+        selects_anew = kv.kind is KvPolicyKind.QUEST and self.kv.kind is not KvPolicyKind.QUEST
+        # On disk, requests were admitted by what they attend at once.
+        if kv.evicts or self.kv.evicts or selects_anew or self.tier is not None:
+            raise UserError(
+                f"engine.kv.policy cannot change from {self.kv.kind} to {kv.kind} under way.",
+                fix=f"open the engine with {KvPolicyKind.QUEST} and no disk tier, or another one.",
+            )
+        changed = self._replace(kv=kv)
+        changed.check()
+        return changed
+
     def _check_device(self) -> None:
         for key, is_used, plain in (
             ("exact", self.exact, "false"),
@@ -138,3 +156,7 @@ class CoreCounters(NamedTuple):
     """Of the sampled tokens, those under a grammar."""
     mask_s: float = 0.0
     """Seconds that steps waited for what grammars allow."""
+    kv_gap_nats: float = 0.0
+    """Sum of |log-prob under full attention - log-prob| over the tokens that were compared."""
+    kv_gap_tokens: int = 0
+    """Sampled tokens of requests that `KvPolicy.report_gap` compared."""

@@ -8,7 +8,7 @@ from burnish.rollout.engine.tier.limits import TierStats
 
 
 class EngineStats(NamedTuple):
-    """A snapshot; counters are totals since the start."""
+    """A snapshot; counters are totals since the start. None: a server does not tell."""
 
     busy_ratio: float
     """Share of the engine's lifetime spent computing, in [0, 1]."""
@@ -16,17 +16,17 @@ class EngineStats(NamedTuple):
     """Seconds spent computing since the start."""
     tokens_per_busy_s: float
     """Sampled tokens per second of computing."""
-    num_steps: int
+    num_steps: int | None
     """Forwards."""
     sampled_tokens: int
     """Tokens sampled."""
     prompt_tokens: int
     """Prompt tokens computed, recomputation after a preemption included."""
-    cached_tokens: int
+    cached_tokens: int | None
     """Prompt tokens found in the prefix index."""
-    num_preemptions: int
+    num_preemptions: int | None
     """Sequences that had to give their pages back."""
-    num_swaps: int
+    num_swaps: int | None
     """Of these, those whose pages went to host memory."""
     num_failed: int
     """Requests that ended with a failure of their own."""
@@ -42,15 +42,17 @@ class EngineStats(NamedTuple):
     """Of the sampled tokens, those under a grammar."""
     num_outstanding: int
     """Requests not answered yet."""
-    num_running: int
-    """Of these, sequences in the batch."""
-    num_waiting: int
-    """Of these, sequences that wait for a place in it."""
-    free_pages: int
+    num_running: int | None
+    """Sequences in the batch; of servers, also those of other clients."""
+    num_waiting: int | None
+    """Sequences that wait for a place in it."""
+    free_pages: int | None
     """Pages that can be handed out."""
-    num_pages: int
+    num_pages: int | None
     """All pages."""
-    saved_bytes: int
+    used_page_ratio: float | None
+    """Share of the pages that sequences or pins hold, in [0, 1]; of servers the fullest."""
+    saved_bytes: int | None
     """Host memory that holds pages of preempted sequences."""
     queue: Histogram
     """From arrival to the first forward."""
@@ -63,17 +65,18 @@ class EngineStats(NamedTuple):
     """Adapters that requests can name."""
     mask_s: float = 0.0
     """Seconds that steps waited for what grammars allow, totals since the start."""
+    kv_gap_nats: float = 0.0
+    """Sum of |log-prob under full attention - log-prob| over the tokens that were compared."""
+    kv_gap_tokens: int = 0
+    """Sampled tokens that were compared: none unless `engine.kv.report_gap` is on."""
     tier: TierStats = TierStats()
     """Keys and values in memory and on disk, where the cache has both."""
 
     @property
-    def used_page_ratio(self) -> float:
-        """Share of the pages that sequences or pins hold, in [0, 1]."""
-        return 1.0 - self.free_pages / self.num_pages
-
-    @property
-    def prefix_hit_ratio(self) -> float:
+    def prefix_hit_ratio(self) -> float | None:
         """Share of prompt tokens that did not have to be computed, in [0, 1]."""
+        if self.cached_tokens is None:
+            return None
         prompt = self.cached_tokens + self.prompt_tokens
         return self.cached_tokens / prompt if prompt else 0.0
 

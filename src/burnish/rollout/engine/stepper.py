@@ -17,13 +17,14 @@ from burnish.rollout.engine.batch import Work
 from burnish.rollout.engine.cache.storage import KvCache
 from burnish.rollout.engine.drawing import NOT_FINITE, Decision, decide
 from burnish.rollout.engine.grammar import GrammarLimitError
+from burnish.rollout.engine.limits import CoreCounters
 from burnish.rollout.engine.masks import MaskMaker, limit_failure
 from burnish.rollout.engine.placement import placed
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.score import score_sampled
 from burnish.rollout.engine.sequence import Sequence
 from burnish.rollout.engine.speculation.drafter import Target
-from burnish.rollout.engine.speculation.speculator import Speculator
+from burnish.rollout.engine.speculation.speculator import SpeculationCounters, Speculator
 from burnish.rollout.engine.tier.losses import lost_requests
 from burnish.rollout.engine.weights import ServedModel
 
@@ -43,8 +44,33 @@ class Stepper:
         self.mask_s = 0.0
         """Seconds that steps waited for masks."""
         self.sampled_tokens = self.prompt_tokens = self.num_failed = 0
-        self.adapted_tokens = self.held_tokens = 0
+        self.adapted_tokens = self.held_tokens = self.kv_gap_tokens = 0
+        self.kv_gap_nats = 0.0
         """Totals since the start."""
+
+    @property
+    def counters(self) -> CoreCounters:
+        """Totals since the start, of all that a step moves."""
+        scheduler, guesses = self._scheduler, SpeculationCounters()
+        if self._speculator is not None:
+            guesses = self._speculator.counters
+        return CoreCounters(
+            num_steps=scheduler.num_steps,
+            sampled_tokens=self.sampled_tokens,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=scheduler.cached_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_swaps=scheduler.num_swaps,
+            num_failed=self.num_failed,
+            drafted_tokens=guesses.drafted_tokens,
+            accepted_tokens=guesses.accepted_tokens,
+            undrafted=guesses.skipped,
+            adapted_tokens=self.adapted_tokens,
+            held_tokens=self.held_tokens,
+            mask_s=self.mask_s,
+            kv_gap_nats=self.kv_gap_nats,
+            kv_gap_tokens=self.kv_gap_tokens,
+        )
 
     def step(self, model: ServedModel, cache: KvCache, version: int) -> Ended:
         """One forward over everything that can move; returns what ended with it."""
@@ -139,7 +165,11 @@ class Stepper:
         self._scheduler.end(sequence)
         limits = self._scheduler.limits
         if limits.kv.is_sparse and limits.kv.report_gap and sequence.num_sampled:
-            sequence.dense_logprobs = score_sampled(model, sequence, limits.page_size)
+            dense = score_sampled(model, sequence, limits.page_size)
+            gaps = (abs(a - b) for a, b in zip(dense, sequence.logprobs, strict=True))
+            self.kv_gap_nats += sum(gaps)
+            self.kv_gap_tokens += len(dense)
+            sequence.dense_logprobs = dense
         return sequence.result(reason)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> Failure:

@@ -316,6 +316,7 @@ class EngineWorker:
             num_waiting=core.num_waiting,
             free_pages=core.free_pages,
             num_pages=core.limits.num_pages,
+            used_page_ratio=1.0 - core.free_pages / core.limits.num_pages,
             saved_bytes=core.saved_bytes,
             num_adapters=len(core.adapters.names),
             tier=core.tier,

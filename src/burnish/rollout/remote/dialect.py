@@ -48,8 +48,8 @@ class End(NamedTuple):
     """Why it ended."""
     spans: tuple[Span, ...] = ()
     """Who sampled what, if the server keeps account; over all tokens of this answer."""
-    cached_tokens: int = 0
-    """Prompt tokens whose keys and values were reused."""
+    cached_tokens: int | None = None
+    """Prompt tokens whose keys and values were reused; None if the server does not say."""
 
 
 class Chunk(NamedTuple):
@@ -103,6 +103,21 @@ class Drafts(NamedTuple):
     """Of these, those that were right."""
 
 
+class ServerCounts(NamedTuple):
+    """What a server says about itself; None what it does not say."""
+
+    drafts: Drafts | None = None
+    """What it guessed."""
+    num_running: int | None = None
+    """Requests in its batch."""
+    num_waiting: int | None = None
+    """Requests that wait for a place in it."""
+    num_preemptions: int | None = None
+    """Requests that had to give keys and values back, since it started."""
+    used_page_ratio: float | None = None
+    """Share of its cache that is in use, in [0, 1]."""
+
+
 class Ask(NamedTuple):
     """One request, as it goes out."""
 
@@ -136,8 +151,8 @@ class Dialect(Protocol):
         """Whether it would take a request now."""
         ...
 
-    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
-        """How speculation does there; None if it does not say."""
+    async def counts(self, wire: Wire, timeout_s: float) -> ServerCounts:
+        """What it says about itself."""
         ...
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:

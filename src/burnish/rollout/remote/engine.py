@@ -297,14 +297,13 @@ class RemoteEngine:
                 await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def stats(self) -> EngineStats:
-        """A snapshot, as seen from here: the servers count their own steps."""
+        """A snapshot, as seen from here; what servers do not tell is None."""
         now_s = self._clock.now_s()
         return self._fleet.counters.snapshot(
             uptime_s=now_s - self._started_s,
             busy_s=self._busy_s + (now_s - self._busy_since_s if self._outstanding else 0.0),
             num_outstanding=len(self._outstanding),
             num_adapters=len(self.adapters),
-            num_running=sum(replica.num_inflight for replica in self._fleet.replicas),
         )
 
     async def _connect(self, version: int) -> Fleet:

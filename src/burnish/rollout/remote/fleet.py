@@ -23,7 +23,7 @@ from typing import Any
 from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import GenerateRequest, GenerationDelta
-from burnish.core.vocabulary import EngineFeature, SleepLevel, StopReason
+from burnish.core.vocabulary import SleepLevel, StopReason
 from burnish.rollout.remote.adapters import RemoteAdapter, RemoteAdapters
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.rollout.remote.counters import Counters
@@ -369,12 +369,11 @@ class Fleet:
         limit_s = self._config.connect_timeout_s
         try:
             await self._dialect.is_healthy(replica.wire, limit_s)
-            if EngineFeature.SPECULATION in replica.facts.features:
-                drafts = await self._dialect.drafts(replica.wire, limit_s)
-                self.counters.note_drafts(replica.url, drafts)
+            self.counters.note(replica.url, await self._dialect.counts(replica.wire, limit_s))
             await self._to_the_end(self._reconcile(replica))
         except (ClassifiedFailure, UserError) as error:
             _LOG.info("%s: %s", replica.url, error)
+            self.counters.note(replica.url, None)
             if replica.state is not ReplicaState.UPDATING:
                 self._set(replica, ReplicaState.DOWN)
 

@@ -58,6 +58,9 @@ class Intake:
                 raise RemoteFailure(RemoteProblem.MALFORMED, self._replica.url, what)
             tally.relabel(start, versions)
         cached = chunk.end.cached_tokens
+        if cached is not None:
+            self._counters.tells_cached = True
+        cached = cached or 0
         self._counters.cached_tokens += cached
         self._counters.prompt_tokens += len(tally.request.prompt_ids) + start - cached
         if not start:

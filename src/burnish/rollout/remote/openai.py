@@ -18,9 +18,9 @@ from burnish.rollout.remote.dialect import (
     Ask,
     Chunk,
     Delivery,
-    Drafts,
     End,
     LogprobScope,
+    ServerCounts,
     ServerFacts,
     adapter_names,
     checked_chunk,
@@ -77,9 +77,9 @@ class OpenAiDialect:
         await wire.get("/v1/models", timeout_s=timeout_s)
         return True
 
-    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+    async def counts(self, wire: Wire, timeout_s: float) -> ServerCounts:
         """See `Dialect`."""
-        return None
+        return ServerCounts()
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:
         """See `Dialect`."""

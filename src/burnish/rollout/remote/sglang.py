@@ -17,9 +17,9 @@ from burnish.rollout.remote.dialect import (
     Ask,
     Chunk,
     Delivery,
-    Drafts,
     End,
     LogprobScope,
+    ServerCounts,
     ServerFacts,
     adapter_names,
     checked_chunk,
@@ -114,9 +114,9 @@ class SglangDialect:
         await wire.get("/health", timeout_s=timeout_s)
         return True
 
-    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+    async def counts(self, wire: Wire, timeout_s: float) -> ServerCounts:
         """See `Dialect`."""
-        return None
+        return ServerCounts()
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:
         """See `Dialect`."""
@@ -306,7 +306,7 @@ def _chunk(url: str, event: Any, seen: int, num_top: int) -> Chunk:
     if meta.get("finish_reason") is not None:
         reason = stop_reason(url, field(url, meta, "finish_reason", "type", kind=str))
         cached = meta.get("cached_tokens")
-        end = End(reason, cached_tokens=cached if isinstance(cached, int) else 0)
+        end = End(reason, cached_tokens=cached if isinstance(cached, int) else None)
     return Chunk(ids, logprobs, top, end, _label(meta))
 
 

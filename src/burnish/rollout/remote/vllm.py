@@ -18,9 +18,9 @@ from burnish.rollout.remote.dialect import (
     Ask,
     Chunk,
     Delivery,
-    Drafts,
     End,
     LogprobScope,
+    ServerCounts,
     ServerFacts,
     Span,
     adapter_names,
@@ -30,7 +30,7 @@ from burnish.rollout.remote.dialect import (
     model_names,
     stop_reason,
 )
-from burnish.rollout.remote.exposition import drafts_on
+from burnish.rollout.remote.exposition import counts_on
 from burnish.rollout.remote.failures import RemoteFailure, RemoteProblem
 from burnish.rollout.remote.wire import Wire
 
@@ -134,12 +134,12 @@ class VllmDialect:
         await wire.get("/health", timeout_s=timeout_s)
         return True
 
-    async def drafts(self, wire: Wire, timeout_s: float) -> Drafts | None:
+    async def counts(self, wire: Wire, timeout_s: float) -> ServerCounts:
         """See `Dialect`: from its Prometheus page."""
         # A page that is not there is no reason to leave the server alone.
-        with suppress(UserError):
-            return drafts_on(await wire.text("/metrics", timeout_s=timeout_s))
-        return None
+        with suppress(UserError, RemoteFailure):
+            return counts_on(await wire.text("/metrics", timeout_s=timeout_s))
+        return ServerCounts()
 
     async def label(self, wire: Wire, timeout_s: float) -> str | None:
         """See `Dialect`."""
@@ -161,7 +161,7 @@ class VllmDialect:
             # There, lower goes first.
             body["priority"] = -request.priority
         last: Chunk | None = None
-        cached = 0
+        cached: int | None = None
         try:
             async with aclosing(wire.events(_GENERATE, body)) as events:
                 async for event in events:
@@ -393,8 +393,8 @@ def _end(url: str, choice: Any) -> End | None:
     return End(stop_reason(url, choice["finish_reason"]), spans)
 
 
-def _cached(event: Any) -> int:
+def _cached(event: Any) -> int | None:
     usage = event.get("usage") if isinstance(event, dict) else None
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return cached if isinstance(cached, int) else 0
+    return cached if isinstance(cached, int) else None

@@ -58,18 +58,39 @@ class AuditedPool(ForwardingPool):
         """
         return self._acquire(image, policy or Policy())
 
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`.
+
+        Raises:
+            AuditFailure: the log of one cannot be written; there are no boxes then.
+        """
+        return self._acquire_many(count, image, policy or Policy())
+
     @asynccontextmanager
     async def _acquire(self, image: str | None, policy: Policy) -> AsyncIterator[Sandbox]:
         with ExitStack() as ends:
             async with self._pool.acquire(image, policy) as box:
+                yield self._logged(box, self._created(image, policy), ends)
+
+    @asynccontextmanager
+    async def _acquire_many(
+        self, count: int, image: str | None, policy: Policy
+    ) -> AsyncIterator[tuple[Sandbox, ...]]:
+        with ExitStack() as ends:
+            async with self._pool.acquire_many(count, image, policy) as boxes:
                 created = self._created(image, policy)
-                log = self._logs.begin(box, created, events.GENESIS)
-                ends.enter_context(self._logs.ending(log))
-                if Feature.SNAPSHOTS in self.capabilities.features:
-                    stateful = cast(StatefulSandbox, box)
-                    yield AuditedStatefulBox(stateful, log, self._logs, created)
-                else:
-                    yield AuditedBox(box, log)
+                yield tuple([self._logged(box, created, ends) for box in boxes])
+
+    def _logged(self, box: Sandbox, created: events.Created, ends: ExitStack) -> Sandbox:
+        """A box with a log, which is closed with `ends`: after the box."""
+        log = self._logs.begin(box, created, events.GENESIS)
+        ends.enter_context(self._logs.ending(log))
+        if Feature.SNAPSHOTS in self.capabilities.features:
+            stateful = cast(StatefulSandbox, box)
+            return AuditedStatefulBox(stateful, log, self._logs, created)
+        return AuditedBox(box, log)
 
     def _created(self, image: str | None, policy: Policy) -> events.Created:
         capabilities = self.capabilities

@@ -29,4 +29,5 @@ class BubblewrapPool(KeeperPool):
                 control_groups=config.control_groups,
             ),
             network=network,
+            config=config,
         )

@@ -39,6 +39,7 @@ class DockerPool(KeeperPool):
             ),
             images,
             network,
+            config=config,
         )
 
     def check_root(self, image: ImageRoot, policy: Policy) -> None:

@@ -14,7 +14,7 @@ _ALWAYS = frozenset(
 
 def enforced(controllers: Controllers | None) -> frozenset[str]:
     """Names of the limits that hold."""
-    return _ALWAYS | group_enforced(controllers.bases if controllers else ())
+    return _ALWAYS | group_enforced(controllers.bases if controllers else (), writes_to_disk=False)
 
 
 def group_notes(controllers: Controllers | None) -> list[str]:
@@ -27,9 +27,4 @@ def group_notes(controllers: Controllers | None) -> list[str]:
     notes = []
     if lacking := [name for name in ("memory", "pids") if name not in controllers.bases]:
         notes.append(f"no {' and '.join(lacking)} control group: sampled every 20 ms instead")
-    if "blkio" in controllers.bases:
-        notes.append(
-            "control groups of version 1: write_bytes_per_s holds for direct and synchronous "
-            "writes, not for buffered ones"
-        )
     return notes

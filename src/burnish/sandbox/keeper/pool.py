@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from functools import partial
 
 import msgspec
 
@@ -19,13 +20,24 @@ from burnish.core.boxes import (
     Usage,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.batches import Batches
 from burnish.sandbox.commands import WORK, check_argv
+from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.files import split_path
 from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.images.running import check_workdir, image_user
 from burnish.sandbox.keeper.box_network import BoxNetwork
 from burnish.sandbox.keeper.client import KeeperClient, failure
-from burnish.sandbox.keeper.protocol import CreateBox, DestroyBox, Exec, ReadFile, WriteFile
+from burnish.sandbox.keeper.protocol import (
+    CreateBox,
+    DestroyBox,
+    Done,
+    Exec,
+    ReadFile,
+    Request,
+    WriteFile,
+)
+from burnish.sandbox.lease import leased
 from burnish.sandbox.limits import check_enforced, check_limits, check_policy
 from burnish.sandbox.network.base import PROXY_PORT, NetworkProvider
 
@@ -55,6 +67,7 @@ class KeptBox:
         self._image_env = {} if image is None else image.env
         self._workdir = (image.workdir if image else "") or WORK
         self.id = f"{client.pid}-{number}"
+        self._gone = ""
         self._network: BoxNetwork | None = None
         if policy.allow:
             assert provider is not None
@@ -72,8 +85,12 @@ class KeptBox:
         if self._network is not None:
             await self._network.open()
 
+    def end(self, reason: str) -> None:
+        """What is asked of it from now on fails and says why."""
+        self._gone = self._gone or reason
+
     async def close(self) -> None:
-        """Cut the network."""
+        """Cut the network. May be called again."""
         if self._network is not None:
             await self._network.close()
 
@@ -82,7 +99,10 @@ class KeptBox:
 
         Raises:
             UserError: a malformed entry, or the box was made without a network.
+            ClassifiedFailure: the box is gone.
         """
+        if self._gone:
+            raise failure(self._gone)
         if self._network is not None:
             await self._network.set_allow(allow)
         elif allow:
@@ -102,7 +122,7 @@ class KeptBox:
         """
         split_path(path)
         client = self._client
-        await client.ask(
+        await self._ask(
             WriteFile(id=client.next_id(), box=self._number, path=os.fsencode(path), data=data)
         )
 
@@ -116,7 +136,7 @@ class KeptBox:
         """
         split_path(path)
         client = self._client
-        done = await client.ask(
+        done = await self._ask(
             ReadFile(
                 id=client.next_id(),
                 box=self._number,
@@ -166,16 +186,26 @@ class KeptBox:
             keep=keep,
         )
         try:
-            if self._network is None:
-                done = await client.ask(request)
+            if self._network is None or self._gone:
+                done = await self._ask(request)
             else:
                 async with self._network.command() as extra:
                     request = msgspec.structs.replace(request, env=_encoded({**extra, **env}))
-                    done = await client.ask(request)
+                    done = await self._ask(request)
         except (OSError, ClassifiedFailure) as error:
-            return _infra_error(str(error))
+            return _infra_error(self._gone or str(error))
         assert done.result is not None
         return done.result
+
+    async def _ask(self, request: Request) -> Done:
+        """Of the keeper; what became of a box that is gone is what made it go."""
+        if not self._gone:
+            try:
+                return await self._client.ask(request)
+            except (OSError, ClassifiedFailure):
+                if not self._gone:
+                    raise
+        raise failure(self._gone)
 
 
 class KeeperPool:
@@ -190,6 +220,8 @@ class KeeperPool:
         start_keeper: Callable[[], KeeperClient],
         images: Images | None = None,
         network: NetworkProvider | None = None,
+        *,
+        config: SandboxConfig,
     ) -> None:
         """Start the keeper and try one box.
 
@@ -198,10 +230,14 @@ class KeeperPool:
             images: where images come from; without, boxes have this host's programs only.
             network: carries out `Policy.allow`; without, boxes have no network. Closed with the
                 pool.
+            config: how many boxes, and how long they live at most.
 
         Raises:
             UserError: boxes cannot run here; says what to do.
         """
+        self._lease_s = config.lease_s
+        self._max_boxes = config.max_boxes
+        self._batches = Batches()
         self._start_keeper = start_keeper
         self._images = images
         self._network = network
@@ -241,6 +277,12 @@ class KeeperPool:
         check_policy(image, policy, self.capabilities)
         return self._box(image, policy)
 
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`."""
+        return self._batches.take(count, self._max_boxes, lambda: self.acquire(image, policy))
+
     def check_root(self, image: ImageRoot, policy: Policy) -> None:
         """Refuse an image that cannot run, or cannot carry out a policy.
 
@@ -279,12 +321,18 @@ class KeeperPool:
         box = self._wrap(client, made.box, policy, image)
         try:
             await box.open()
-            yield box
+            async with leased(self._lease_s, partial(self._end, box, client, made.box)):
+                yield box
         finally:
-            try:
-                await self._destroy(client, made.box)
-            finally:
-                await box.close()
+            await self._end(box, client, made.box, "the box was destroyed")
+
+    async def _end(self, box: KeptBox, client: KeeperClient, number: int, reason: str) -> None:
+        """May be called again."""
+        box.end(reason)
+        try:
+            await self._destroy(client, number)
+        finally:
+            await box.close()
 
     def _wrap(
         self, client: KeeperClient, number: int, policy: Policy, image: ImageRoot | None

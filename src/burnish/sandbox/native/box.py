@@ -72,9 +72,8 @@ class LiveBox:
         self._room = DEFAULT_ROOM
         self._disk: int | None = None
         self._limits: Limits | None = None
-        self._kept = False
         self._gone = ""
-        self._destroyed = False
+        self._kept = self._destroyed = False
         self._attachment: Attachment | None = None
         self.since_s = time.monotonic()
         self.on_first: Callable[[], None] | None = None
@@ -174,7 +173,7 @@ class LiveBox:
                 if init.dead:
                     self._kept = False
             if init.dead:
-                await self._after(init, result)
+                result = await self._after(init, result)
             elif self._station.disks is not None and is_broken(init.upper_fd):
                 self.end(lost().failure.message)
                 result = infra_error(self._gone)
@@ -223,15 +222,16 @@ class LiveBox:
             env=env or {},
         )
 
-    async def _after(self, init: Init, result: ExecResult) -> None:
+    async def _after(self, init: Init, result: ExecResult) -> ExecResult:
         """A box that ran out of memory as a whole can go on; one that died otherwise cannot."""
         if result.status is ExecStatus.OOM:
             try:
                 await self._steadily(self._restart())
             except (OSError, ClassifiedFailure) as error:
                 self._gone = f"the box ended and cannot be started again: {error}"
-        else:
-            self._gone = self._gone or "the box has ended"
+            return result
+        gone, self._gone = self._gone, self._gone or "the box has ended"
+        return infra_error(gone) if gone and result.status is ExecStatus.INFRA_ERROR else result
 
     async def _ready(self) -> Init:
         """The live init of the box; waits for one that is on its way."""

@@ -84,7 +84,7 @@ def describe(
         features.add(Feature.DISK_STORAGE)
     return Capabilities(
         backend="native",
-        enforces=_ALWAYS | group_enforced(bases),
+        enforces=_ALWAYS | group_enforced(bases, writes_to_disk=disk is not None),
         isolation=Isolation.NAMESPACES,
         features=frozenset(features),
         seccomp=True,
@@ -110,11 +110,6 @@ def _notes(
     if "blkio" in bases and disk is not None:
         notes.append(
             "control groups of version 1: with write_bytes_per_s every write waits for the disk"
-        )
-    elif "blkio" in bases:
-        notes.append(
-            "control groups of version 1: write_bytes_per_s holds for direct and synchronous "
-            "writes, not for buffered ones"
         )
     if ids.num_ids < NUM_IDS:
         notes.append(

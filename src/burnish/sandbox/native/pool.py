@@ -22,6 +22,7 @@ from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, uninterrupted
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.base import Images
+from burnish.sandbox.lease import lease_ended
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.loans import Loan
@@ -161,9 +162,11 @@ class NativePool:
     async def _many(
         self, count: int, image: str | None, policy: Policy
     ) -> AsyncIterator[tuple[NativeBox, ...]]:
-        station = await self._stations.find(image)
-        async with self._spawn(station, count, policy, None) as boxes:
+        boxes = await self._take(count, image, policy)
+        try:
             yield boxes
+        finally:
+            await _all(boxes, self.give_back)
 
     def acquire_python(
         self,
@@ -199,12 +202,17 @@ class NativePool:
         self, image: str | None, policy: Policy, template: Template | None = None
     ) -> NativeBox:
         """A box that must be handed to `give_back`; better use `acquire`."""
-        ticket = await self._places.take()
+        return (await self._take(1, image, policy, template))[0]
+
+    async def _take(
+        self, count: int, image: str | None, policy: Policy, template: Template | None = None
+    ) -> tuple[NativeBox, ...]:
+        ticket = await self._places.take(count)
         try:
             for attempt in range(2):
                 station = await self._stations.find(image, template)
                 try:
-                    return (await self._start(station, 1, policy, None, ticket))[0]
+                    return await self._start(station, count, policy, None, ticket)
                 except ClassifiedFailure:
                     # A helper that was killed is noticed when it is needed; the next one is new.
                     if attempt or station.helper.still_runs() or self._closed:
@@ -300,7 +308,8 @@ class NativePool:
                 box.lease = loop.call_later(self._config.lease_s, self._expire, box)
 
     def _expire(self, box: NativeBox) -> None:
-        box.end(f"its lease of {self._config.lease_s} s has ended")
+        assert self._config.lease_s is not None
+        box.end(lease_ended(self._config.lease_s))
         task = asyncio.ensure_future(self.give_back(box))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)

@@ -21,7 +21,6 @@ from burnish.sandbox.native.snapshots import SnapshotBook
 from burnish.sandbox.native.squashing import squash_if_due
 from burnish.sandbox.native.station import Station
 from burnish.sandbox.native.stats import BoxInfo
-from burnish.sandbox.network.policy import parse_allow
 from burnish.sandbox.state.layers import MAX_DEPTH
 
 Spawn = Callable[
@@ -137,7 +136,8 @@ class NativeBox(LiveBox):
         """
         policy = msgspec.structs.replace(self._policy, allow=allow)
         check_policy(None, policy, self._services.capabilities)
-        parse_allow(allow)
+        if self._services.network is not None:
+            self._services.network.check(allow)
         if self._gone:
             raise failure(self._gone)
         # From here on forks have it, and what is attached to the box from now on.

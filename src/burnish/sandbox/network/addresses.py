@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from burnish.core.errors import UserError
-from burnish.sandbox.network.policy import parse_entry
+from burnish.sandbox.network.policy import AllowRules, parse_allow, parse_entry
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -94,6 +94,31 @@ def parse_private(entries: tuple[str, ...]) -> frozenset[tuple[str, int]]:
             )
         pairs.add((rule.host, next(iter(rule.ports))))
     return frozenset(pairs)
+
+
+def parse_reachable(entries: tuple[str, ...], private: frozenset[tuple[str, int]]) -> AllowRules:
+    """Read `Policy.allow`; what names lead to is seen when they are used.
+
+    Args:
+        entries: of the policy.
+        private: pairs of host and port that may lead to private addresses.
+
+    Raises:
+        UserError: an entry is malformed, or an address that no box can ever reach.
+    """
+    rules = parse_allow(entries)
+    for rule in rules:
+        opened = any((rule.host, port) in private for port in rule.ports)
+        if rule.is_address and not choose((rule.host,), private=opened):
+            mirror = is_private(ipaddress.ip_address(rule.host))
+            raise UserError(
+                f"`{rule.entry}` in an allow list can never be reached: it is no public address.",
+                fix="to reach a mirror in the own network put its NAME:PORT into "
+                "sandbox.private_hosts"
+                if mirror
+                else "leave it out",
+            )
+    return rules
 
 
 class SystemResolver:

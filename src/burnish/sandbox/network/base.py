@@ -40,6 +40,14 @@ class Attachment(Protocol):
 class NetworkProvider(Protocol):
     """Who gives boxes the network of their policy."""
 
+    def check(self, allow: tuple[str, ...]) -> None:
+        """Refuse a list that could not be carried out.
+
+        Raises:
+            UserError: names the entry.
+        """
+        ...
+
     async def attach(self, listen: Listen, policy: Policy, box_id: str) -> Attachment:
         """Give a box its network."""
         ...

@@ -13,12 +13,17 @@ from pathlib import Path
 
 from burnish.core.boxes import Policy
 from burnish.core.errors import UserError
-from burnish.sandbox.network.addresses import Resolver, SystemResolver, parse_private
+from burnish.sandbox.network.addresses import (
+    Resolver,
+    SystemResolver,
+    parse_private,
+    parse_reachable,
+)
 from burnish.sandbox.network.base import PROXY_PORT, Listen
 from burnish.sandbox.network.bounds import ProxyBounds
 from burnish.sandbox.network.events import EventSink
 from burnish.sandbox.network.loop_thread import LoopThread
-from burnish.sandbox.network.policy import AllowRules, parse_allow
+from burnish.sandbox.network.policy import AllowRules
 from burnish.sandbox.network.proxy import BoxProxy
 from burnish.sandbox.network.shares import Shares, affordable_connections
 from burnish.sandbox.network.upstream import Dialer, Outside, dial
@@ -34,7 +39,7 @@ class Attachment:
         """Made by `AllowListNetwork.attach`."""
         self._network = network
         self._allow = allow
-        self._rules = parse_allow(allow)
+        self._rules = network.read(allow)
         self._box_id = box_id
         self._proxy: BoxProxy | None = None
 
@@ -63,9 +68,9 @@ class Attachment:
         """Replace the list; connections that it no longer allows are cut before this returns.
 
         Raises:
-            UserError: an entry is malformed; nothing was changed.
+            UserError: an entry is malformed, or can never be reached; nothing was changed.
         """
-        rules = parse_allow(allow)
+        rules = self._network.read(allow)
         self._allow, self._rules = allow, rules
         if (proxy := self._proxy) is not None:
             await self._network.run(lambda: proxy.set_rules(rules))
@@ -122,9 +127,8 @@ class AllowListNetwork:
         self._own_resolver = SystemResolver() if resolver is None else None
         found = resolver or self._own_resolver
         assert found is not None
-        self._outside = Outside(
-            self._bounds, resolver=found, dialer=dialer, private=parse_private(private)
-        )
+        self._private = parse_private(private)
+        self._outside = Outside(self._bounds, resolver=found, dialer=dialer, private=self._private)
         self._now = now
         self._shares = Shares(
             num_in_all=affordable_connections(), num_per_box=self._bounds.num_connections
@@ -132,11 +136,23 @@ class AllowListNetwork:
         self._thread = LoopThread("sandbox-network")
         self._proxies: set[BoxProxy] = set()
 
+    def check(self, allow: tuple[str, ...]) -> None:
+        """See `NetworkProvider.check`."""
+        self.read(allow)
+
+    def read(self, allow: tuple[str, ...]) -> AllowRules:
+        """The rules of a list.
+
+        Raises:
+            UserError: an entry is malformed, or can never be reached.
+        """
+        return parse_reachable(allow, self._private)
+
     async def attach(self, listen: Listen, policy: Policy, box_id: str) -> Attachment:
         """Serve a box.
 
         Raises:
-            UserError: the policy has a malformed entry.
+            UserError: an entry of the policy is malformed, or can never be reached.
         """
         attachment = Attachment(self, policy.allow, box_id)
         await attachment.restore(listen)

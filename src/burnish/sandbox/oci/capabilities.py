@@ -7,7 +7,7 @@ from burnish.sandbox.oci.runtime import SENTRY_BYTES, FilterForm, Runtime, Runti
 from burnish.sandbox.oci.users import BoxUsers
 
 # It reads ahead and from the host's cache whatever programs ask for, so that nobody could tell.
-_NOT_GVISORS = frozenset({"read_bytes_per_s", "write_bytes_per_s"})
+_NOT_GVISORS = frozenset({"read_bytes_per_s"})
 _RELAY_NOTE = (
     "boxes with an allow-list need python3 in PATH, for a relay, and gVisor opens the one socket "
     "of that relay to them (--host-uds=open)"

@@ -53,6 +53,7 @@ class OciPool(KeeperPool):
             ),
             images,
             network,
+            config=config,
         )
 
     def _wrap(

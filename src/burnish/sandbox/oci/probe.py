@@ -8,11 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from burnish.core.boxes import SandboxPool
 from burnish.core.checks import Check
 from burnish.core.errors import ClassifiedFailure, UserError, one_line
-from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.config import Backend, SandboxConfig
 from burnish.sandbox.engine.client import find_docker
-from burnish.sandbox.engine.pool import DockerPool
-from burnish.sandbox.oci.pool import OciPool
 from burnish.sandbox.oci.runtime import RuntimeName, find_runtime
+from burnish.sandbox.start import open_pool
+
+_BACKENDS: dict[RuntimeName, Backend] = {
+    RuntimeName.CRUN: "crun",
+    RuntimeName.RUNC: "runc",
+    RuntimeName.RUNSC: "gvisor",
+    RuntimeName.PODMAN: "podman",
+}
 
 
 def probe_runtimes() -> list[Check]:
@@ -30,21 +36,27 @@ def probe_runtimes() -> list[Check]:
 
 
 def _probe_runtime(name: RuntimeName) -> Check:
-    backend = {RuntimeName.RUNSC: "gvisor", RuntimeName.PODMAN: "podman"}.get(name, f"oci-{name}")
+    backend = _BACKENDS[name]
+    title = backend if backend in ("gvisor", "podman") else f"oci-{backend}"
 
     def start() -> tuple[SandboxPool, str]:
         runtime = find_runtime(name)
-        return OciPool(SandboxConfig(max_boxes=1), name), f"{runtime.path} {runtime.version}"
+        return _open(backend), f"{runtime.path} {runtime.version}"
 
-    return _probe(backend, start, "run `python -m burnish.sandbox.oci.keeper` to see why")
+    return _probe(title, start, "run `python -m burnish.sandbox.oci.keeper` to see why")
 
 
 def _probe_docker() -> Check:
     def start() -> tuple[SandboxPool, str]:
         path = find_docker().path
-        return DockerPool(SandboxConfig(max_boxes=1)), path
+        return _open("docker"), path
 
     return _probe("docker", start, "see what `docker info` says")
+
+
+def _open(backend: Backend) -> SandboxPool:
+    """As runs do, with images and a network: what is said here holds for their boxes."""
+    return open_pool(SandboxConfig(backend=backend, max_boxes=1))
 
 
 def _probe(backend: str, start: Callable[[], tuple[SandboxPool, str]], fix: str) -> Check:

@@ -36,7 +36,7 @@ class ProcessKeptBox(KeptBox):
     async def snapshot(self) -> Snapshot:
         """See `ProcessSandbox`."""
         client = self._client
-        done = await client.ask(Save(id=client.next_id(), box=self._number))
+        done = await self._ask(Save(id=client.next_id(), box=self._number))
         return Snapshot(
             id=f"{client.pid}-{done.state}",
             image="" if self._image is None else self._image.name,
@@ -47,7 +47,7 @@ class ProcessKeptBox(KeptBox):
         """See `ProcessSandbox`."""
         client = self._client
         state = self._state(snapshot)
-        await client.ask(Restore(id=client.next_id(), box=self._number, state=state))
+        await self._ask(Restore(id=client.next_id(), box=self._number, state=state))
 
     @asynccontextmanager
     async def fork(

@@ -19,6 +19,7 @@ from burnish.core.boxes import (
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.loop_thread import LoopThread
 from burnish.core.records import Record
+from burnish.sandbox.batches import Batches
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
@@ -68,6 +69,7 @@ class RemotePool:
         self._thread = thread or LoopThread()
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
+        self._batches = Batches()
         try:
             self._info = self._thread.run_blocking(lambda: self._wire.get("/v2/pool", m.PoolInfo))
         except BaseException:
@@ -104,6 +106,12 @@ class RemotePool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         return self._acquired(image, policy)
+
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`. One batch of this client at a time."""
+        return self._batches.take(count, self.max_boxes, lambda: self.acquire(image, policy))
 
     async def create(
         self,

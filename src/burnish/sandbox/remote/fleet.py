@@ -13,6 +13,7 @@ from burnish.core.boxes import Capabilities, Isolation, Policy, Sandbox
 from burnish.core.clock import Clock, SystemClock
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.loop_thread import LoopThread
+from burnish.sandbox.batches import Batches
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote.client import RemotePool
 from burnish.sandbox.remote.messages import BoxInfo, ProblemKind
@@ -91,6 +92,7 @@ class FleetPool:
         self._thread = LoopThread()
         self._lock = threading.Lock()
         self._closed = False
+        self._batches = Batches()
         self._hosts = [_Host(url) for url in urls]
         self._declared: Capabilities | None = None
         self._connectors = ThreadPoolExecutor(len(urls), "sandbox-fleet")
@@ -126,6 +128,13 @@ class FleetPool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         return self._acquired(image, policy)
+
+    def acquire_many(
+        self, count: int, image: str | None = None, policy: Policy | None = None
+    ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
+        """See `SandboxPool.acquire_many`. They may be on several hosts."""
+        most = sum(host.pool.max_boxes for host in self._hosts if host.pool is not None)
+        return self._batches.take(count, most, lambda: self.acquire(image, policy))
 
     async def close(self) -> None:
         """Destroy the boxes on all hosts; may be called twice."""

@@ -39,7 +39,6 @@ def test_every_needle_is_found_within_the_budget(retriever: ModuleType, kind: Kv
         kind=kind,
         budget_tokens=1024,
         prefill_window=256 if kind is KvPolicyKind.QUEST else 0,
-        report_gap=False,
     )
     config, hay = retriever.config_of(TOKENS + 64), retriever.haystack(TOKENS, DEPTHS)
     # 20 MB of keys and values, 4 MiB of them in memory.

@@ -147,7 +147,7 @@ def test_a_budget_for_everything_changes_nothing(
     decoder = make_decoder()
     requests = [ask("a", prompt_of(150), max_tokens=12, seed=1), ask("b", prompt_of(20, 1),
                 max_tokens=9, seed=2)]  # fmt: skip
-    kv = KvPolicy(kind=kind, budget_tokens=512, sink_tokens=16, recent_tokens=32)
+    kv = KvPolicy(kind=kind, budget_tokens=512, sink_tokens=16, recent_tokens=32, report_gap=True)
     with using(isa):
         # One chunking for both: only then do PyTorch's products keep their order of sums.
         chunk = {"budget_tokens": 512}
@@ -166,7 +166,7 @@ def test_a_budget_for_everything_changes_nothing(
 def test_a_small_budget_is_kept_and_its_cost_is_reported(
     make_decoder: Callable[..., Decoder], kind: KvPolicyKind, isa: Isa
 ) -> None:
-    kv = KvPolicy(kind=kind, budget_tokens=64, sink_tokens=16, recent_tokens=32)
+    kv = KvPolicy(kind=kind, budget_tokens=64, sink_tokens=16, recent_tokens=32, report_gap=True)
     with using(isa):
         core = core_of(make_decoder(), kv)
         sequence = core.add(ask("a", prompt_of(200), max_tokens=30, seed=3))
@@ -179,6 +179,9 @@ def test_a_small_budget_is_kept_and_its_cost_is_reported(
     (generation,) = [outcome for _, outcome in ended]
     assert isinstance(generation, Generation)
     assert generation.dense_logprobs != generation.logprobs
+    pairs = zip(generation.dense_logprobs, generation.logprobs, strict=True)
+    assert core.counters.kv_gap_nats == pytest.approx(sum(abs(a - b) for a, b in pairs))
+    assert core.counters.kv_gap_tokens == 30
     if kind is KvPolicyKind.QUEST:
         assert most == -(-229 // PAGE)
     else:
@@ -259,11 +262,46 @@ def test_contradictions_are_refused(make_decoder: Callable[..., Decoder]) -> Non
         core_of(make_decoder(), KvPolicy(kind=KvPolicyKind.H2O, prefill_window=8))
 
 
+@pytest.mark.parametrize("isa", KERNELS)
+def test_a_policy_that_changes_under_way_changes_what_the_next_token_attends(
+    make_decoder: Callable[..., Decoder], isa: Isa
+) -> None:
+    quest = KvPolicy(kind=KvPolicyKind.QUEST, budget_tokens=64, sink_tokens=16, recent_tokens=32)
+    request = ask("a", prompt_of(200), max_tokens=20, seed=3, temperature=0.0)
+    with using(isa):
+        decoder = make_decoder()
+        core = core_of(decoder, quest, budget_tokens=400)
+        dense, sparse = (answer(core_of(decoder, kv), request)[0] for kv in (KvPolicy(), quest))
+        core.attend_by(KvPolicy())
+        changed = answer(core, request)[0]
+        assert changed.token_ids == dense.token_ids
+        assert changed.logprobs == pytest.approx(dense.logprobs, abs=0.05)
+        core.attend_by(quest)
+        (again,) = answer(core, request)
+        assert again.cached_tokens > 0
+        assert again.logprobs[0] != changed.logprobs[0]
+    assert sparse.logprobs != dense.logprobs
+
+
+def test_a_policy_that_needs_other_pages_is_refused_under_way(
+    make_decoder: Callable[..., Decoder],
+) -> None:
+    for before, after in (
+        (KvPolicyKind.FULL, KvPolicyKind.QUEST),
+        (KvPolicyKind.QUEST, KvPolicyKind.WINDOW),
+        (KvPolicyKind.H2O, KvPolicyKind.FULL),
+    ):
+        core = core_of(make_decoder(), KvPolicy(kind=before))
+        with pytest.raises(UserError, match=f"from {before} to {after}"):
+            core.attend_by(KvPolicy(kind=after))
+        assert core.limits.kv.kind is before
+
+
 @pytest.mark.parametrize("kind", SPARSE)
 def test_many_requests_with_too_few_pages_all_end(
     make_decoder: Callable[..., Decoder], kind: KvPolicyKind
 ) -> None:
-    kv = KvPolicy(kind=kind, budget_tokens=64, sink_tokens=16, recent_tokens=32, report_gap=False)
+    kv = KvPolicy(kind=kind, budget_tokens=64, sink_tokens=16, recent_tokens=32)
     core = core_of(make_decoder(), kv, num_pages=18)
     requests = [ask(f"{i}", prompt_of(90 + i, i), max_tokens=40, seed=i) for i in range(6)]
     for generation in answer(core, *requests):

@@ -167,7 +167,7 @@ def test_a_disk_below_memory_changes_no_bit(
     make_decoder: Callable[..., Decoder], kind: KvPolicyKind, isa: Isa
 ) -> None:
     decoder = wide(make_decoder)
-    kv = KvPolicy(kind, budget_tokens=768, sink_tokens=16, recent_tokens=64, report_gap=False)
+    kv = KvPolicy(kind, budget_tokens=768, sink_tokens=16, recent_tokens=64)
     requests = [ask(f"{i}", prompt_of(1500 + 64 * i, i), max_tokens=8, seed=i) for i in range(3)]
     with restricted(isa):
         plain = run(core_of(decoder, None, kv=kv), *requests)
@@ -189,7 +189,7 @@ def test_a_corrupt_page_ends_its_request_alone(
     make_decoder: Callable[..., Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = wide(make_decoder)
-    kv = KvPolicy(report_gap=False)
+    kv = KvPolicy()
     request, other = (ask(n, prompt_of(1600, i), max_tokens=6) for i, n in enumerate("ab"))
     alone = run(core_of(decoder, None, kv=kv, budget_tokens=96), other)[0]
     core = core_of(decoder, tier_of(decoder, 64, prefetch=False), kv=kv)
@@ -220,7 +220,7 @@ def test_a_full_disk_ends_the_largest_request_alone(make_decoder: Callable[..., 
     decoder = wide(make_decoder)
     tier = tier_of(decoder, 64)
     small = tier._replace(disk_bytes=tier.ram_bytes // 4)
-    core = core_of(decoder, small, kv=KvPolicy(report_gap=False))
+    core = core_of(decoder, small, kv=KvPolicy())
     big, little = ask("big", prompt_of(1980), max_tokens=6), ask("b", prompt_of(70), max_tokens=40)
     found = run(core, little, big)
     assert isinstance(found[0], Generation)
@@ -285,8 +285,14 @@ def test_what_cannot_be_served_is_refused(
         core_of(decoder, tier_of(decoder, 2))
     with pytest.raises(UserError, match="no file can be made there"):
         core_of(decoder, tier_of(decoder, 64, directory=str(tmp_path / "none")))
-    with pytest.raises(UserError, match="too few"):
-        core_of(decoder, tier_of(decoder, 64), page_size=16, kv_dtype=KvDtype.INT8)
+    for kv_dtype in (KvDtype.INT8, KvDtype.FP8):
+        with pytest.raises(UserError, match="too few") as refused:
+            core_of(decoder, tier_of(decoder, 64), page_size=16, kv_dtype=kv_dtype)
+        assert refused.value.fix == "set engine.kv.disk_mb to 0, or engine.kv_dtype to model."
+    narrow = make_decoder(head_dim=2)
+    with pytest.raises(UserError, match="too few") as refused:
+        core_of(narrow, tier_of(decoder, 64), page_size=16)
+    assert refused.value.fix == "set engine.kv.disk_mb to 0."
     core = core_of(decoder, tier_of(decoder, 64))
     with pytest.raises(UserError, match="attends 63 cache pages at once"):
         core.add(ask("a", prompt_of(4000), max_tokens=3))

@@ -52,6 +52,22 @@ def test_boxes_go_where_there_is_room(serve: Serve, fleet: Callable[..., FleetPo
     assert found == [(1, 3), (2, 6)]
 
 
+def test_a_batch_may_lie_on_several_hosts(serve: Serve, fleet: Callable[..., FleetPool]) -> None:
+    small, large = serve(2), serve(3)
+    pool = fleet(small.url, large.url)
+
+    async def main() -> None:
+        async with pool.acquire_many(5) as boxes:
+            assert len({box.id for box in boxes}) == 5
+            assert (len(small.pool.boxes), len(large.pool.boxes)) == (2, 3)
+        assert small.pool.boxes == large.pool.boxes == []
+        with pytest.raises(ValueError, match="6 boxes at once: 1 to 5"):
+            async with pool.acquire_many(6):
+                pass
+
+    asyncio.run(main())
+
+
 def test_boxes_of_others_are_counted(serve: Serve, fleet: Callable[..., FleetPool]) -> None:
     full, free = serve(2), serve(1)
     others, pool = fleet(full.url), fleet(full.url, free.url, acquire_timeout_s=30)

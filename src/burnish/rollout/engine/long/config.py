@@ -19,7 +19,7 @@ class KvConfig(Config):
     policy: KvPolicyKind = KvPolicyKind.FULL
     """`full`; `window`: first and last tokens; `quest`: decoded tokens attend the pages that may
     matter most; `h2o`, `snapkv`: pages that little attention falls on are given back. All but
-    `full` change log-probs: the engine reports by how much."""
+    `full` change log-probs: `report_gap` measures by how much."""
     budget_tokens: Annotated[int, Field(gt=0, le=10**8)] = 4096
     """Keys that a token attends or that a request keeps, unless the policy is `full`."""
     sink_tokens: _Tokens = 16
@@ -28,9 +28,10 @@ class KvConfig(Config):
     """Last tokens that always stay, under `quest`, `h2o` and `snapkv`."""
     prefill_window: _Tokens = 0
     """Under `quest`, tokens of a prompt see this many back and the first ones; 0 for all."""
-    report_gap: bool = True
-    """Compute every sampled token's log-prob under full attention too: costs a prefill per
-    request, and is what importance ratios and the price of the policy are judged by."""
+    report_gap: bool = False
+    """Compute every sampled token's log-prob under full attention too, at the end of each request:
+    the metric `engine_kv_gap` and `Generation.dense_logprobs`. Costs a prefill over all keys per
+    request: to choose a policy by, then turn it off."""
     ram_mb: Annotated[int, Field(gt=0, le=10**8)] = 1024
     """Keys and values in memory, MiB, where there is a disk tier."""
     disk_mb: _Tokens = 0

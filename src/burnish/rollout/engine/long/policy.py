@@ -29,7 +29,7 @@ class KvPolicy(NamedTuple):
     """Last tokens that always stay, for `quest`, `h2o` and `snapkv`."""
     prefill_window: int = 0
     """Under `quest`, tokens of a prompt see this many back and the sinks; 0 for all."""
-    report_gap: bool = True
+    report_gap: bool = False
     """Compute the log-prob of every sampled token under full attention too, once per request."""
 
     @property

@@ -9,6 +9,7 @@ are not.
 Shapes as in `cache/storage.py`.
 """
 
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from burnish.core.errors import UserError
+from burnish.core.vocabulary import KvDtype
 from burnish.rollout.engine.cache.step import Choice, Step
 from burnish.rollout.engine.cache.storage import KvCache, Losses
 from burnish.rollout.engine.tier.frames import Frames
@@ -60,9 +62,11 @@ class TieredCache(KvCache):
         regions = inner.regions
         problem = memory_problem(regions[0])
         if problem is not None:
+            off, model = "set engine.kv.disk_mb to 0", KvDtype.MODEL
+            is_small = inner.shape.kv_dtype is not model and sys.platform.startswith("linux")
             raise UserError(
                 f"engine.kv.disk_mb: {problem}.",
-                fix="set engine.kv.disk_mb to 0, or make pages larger.",
+                fix=f"{off}, or engine.kv_dtype to {model}." if is_small else f"{off}.",
             )
         memories = [PageMemory(layer) for layer in regions]
         self._frames = Frames(memories, inner.shape.num_pages, limits, is_free)
