@@ -521,6 +521,37 @@ def test_a_policy_that_cannot_be_enforced_is_an_error(pool: SandboxPool) -> None
             pool.acquire("debian")
 
 
+def test_deterministic_boxes_show_the_same_to_every_command(pool: SandboxPool) -> None:
+    if Feature.DETERMINISTIC not in pool.capabilities.features:
+        pytest.skip(f"the {pool.capabilities.backend} sandbox offers no determinism")
+    # Addresses first: what is allocated while a program waits for another depends on their timing.
+    code = """
+import os, subprocess, time
+print(hex(id(object())), [line.split()[0] for line in open("/proc/self/maps")])
+print(os.getpid(), os.getppid(), os.uname().nodename, os.getuid(), sorted(os.environ.items()))
+print(subprocess.run(["sh", "-c", "echo $$"], capture_output=True).stdout)
+print(time.tzname, time.timezone, hash("text"), {"a", "b", "c"}, len(os.sched_getaffinity(0)))
+"""
+
+    async def main() -> list[ExecResult]:
+        seen = []
+        for _ in range(2):
+            async with pool.acquire(policy=Policy(deterministic=True)) as box:
+                await box.write_file("show.py", code.encode())
+                # Not isolated: that would ignore the hash seed.
+                seen += [await box.exec((python_argv()[0], "-S", "show.py")) for _ in range(2)]
+        return seen
+
+    seen = asyncio.run(main())
+    assert seen[0].status is ExecStatus.OK, seen[0]
+    assert b"('UTC', 'UTC') 0" in seen[0].stdout
+    shown = [result.stdout for result in seen]
+    # The second command of a box has other process ids than the first, but in each box the same.
+    assert shown[:2] == shown[2:]
+    parts = [text.split(b"\n") for text in shown]
+    assert len({(lines[0], *lines[3:]) for lines in parts}) == 1
+
+
 def test_root_that_installs_packages_has_the_files_that_it_is_given(pool: SandboxPool) -> None:
     if Feature.PRIVILEGES not in pool.capabilities.features:
         pytest.skip(f"the {pool.capabilities.backend} sandbox has no such root here")

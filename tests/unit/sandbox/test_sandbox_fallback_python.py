@@ -2,6 +2,7 @@
 
 import ast
 import errno
+import importlib.util
 import os
 import re
 import signal
@@ -336,6 +337,26 @@ def test_generators_that_were_used_before_the_fork_are_new_too(tmp_path: Path) -
     assert len({values[0] for values in drawn}) == 4
     assert len({values[1] for values in drawn}) == 4
     helper.end()
+
+
+def test_numpys_own_generator_is_another_in_each_job() -> None:
+    """Its state is the template's, which knows of no fork."""
+    numpy = importlib.util.find_spec("numpy")
+    if numpy is None or numpy.origin is None:
+        pytest.skip("needs numpy")
+    site = str(Path(numpy.origin).parents[1])
+    helper = open_template(("numpy.random",), paths="/opt/site", binds=[(site, "/opt/site")])
+    try:
+        if helper.ready.op is Op.ERROR:
+            pytest.skip(f"the system's python3 cannot import our numpy: {helper.ready.stage}")
+        drawn = []
+        for _ in range(2):
+            box = helper.create()
+            drawn += [printed(box, "import numpy; print(numpy.random.random())") for _ in "ab"]
+            destroy(helper, box)
+        assert len(set(drawn)) == 4
+    finally:
+        helper.end()
 
 
 def test_what_a_job_does_to_its_interpreter_ends_with_it(box: RawBox) -> None:
