@@ -66,11 +66,8 @@ def _table(comparison: Comparison) -> object:
     rows = [
         (
             result.policy,
-            *(
-                f"{interval.mean:.4g} +- {interval.half_width:.2g}"
-                for interval in result.metrics.values()
-            ),
+            *(interval.text("+-") for interval in result.metrics.values()),
         )
         for result in comparison.results
     ]
-    return table((f"{comparison.scenario} ({comparison.num_seeds} seeds)", *names), rows)
+    return table((f"{comparison.scenario} ({comparison.seeds_text})", *names), rows)

@@ -27,6 +27,14 @@ class Interval(NamedTuple):
     half_width: float
     """Of the 95 % interval; nan from one seed."""
 
+    def text(self, sign: str) -> str:
+        """For people: "-" where nothing was measured, no interval from a single seed."""
+        if math.isnan(self.mean):
+            return "-"
+        if math.isnan(self.half_width):
+            return f"{self.mean:.4g}"
+        return f"{self.mean:.4g} {sign} {self.half_width:.2g}"
+
 
 class Result(NamedTuple):
     """One policy."""
@@ -50,6 +58,11 @@ class Comparison(NamedTuple):
     """Worlds."""
     results: tuple[Result, ...]
     """Best first, by the first metric."""
+
+    @property
+    def seeds_text(self) -> str:
+        """How many worlds, for people."""
+        return "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
 
     def of(self, policy: str) -> Result:
         """The result of a policy that was asked for."""

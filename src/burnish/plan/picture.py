@@ -115,9 +115,9 @@ def _table(comparison: Comparison) -> str:
     head = "".join(f"<th>{escape(n)}</th>" for n in ("policy", *names))
     rows = "".join(
         f"<tr><td>{escape(r.policy)}</td>"
-        + "".join(f"<td>{i.mean:.4g} &plusmn; {i.half_width:.2g}</td>" for i in r.metrics.values())
+        + "".join(f"<td>{i.text('&plusmn;')}</td>" for i in r.metrics.values())
         + "</tr>"
         for r in comparison.results
     )
-    title = f"{comparison.scenario}, tier {comparison.tier.value}, {comparison.num_seeds} seeds"
+    title = f"{comparison.scenario}, tier {comparison.tier.value}, {comparison.seeds_text}"
     return f"<h2>{escape(title)}</h2><table><tr>{head}</tr>{rows}</table>"

@@ -100,3 +100,12 @@ def test_wrong_names_and_numbers_are_refused_with_a_fix():
     with pytest.raises(UserError, match="0 seeds"):
         compare(scenario("clean"), ("value",), Tier.S, 0)
     assert len(scenarios()) == 12
+
+
+def test_an_interval_says_no_more_than_was_measured() -> None:
+    from burnish.plan.comparison import Interval
+
+    nan = float("nan")
+    assert Interval(0.5, 0.01).text("+-") == "0.5 +- 0.01"
+    assert Interval(0.5, nan).text("+-") == "0.5"
+    assert Interval(nan, nan).text("+-") == "-"
