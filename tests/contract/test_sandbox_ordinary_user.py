@@ -16,9 +16,12 @@ from burnish.sandbox.interpreter import find_python
 HERE = Path(__file__).parent
 NOBODY = "65534"
 SUBORDINATE = "nobody:1800000000:65536\n"
+# Numbers of processes that no box has: suites ask boxes about a process of the host.
+PAST_SMALL_PIDS = 'i=0; while [ $i -lt 500 ]; do (:); i=$((i+1)); done; "$@"'
 # In a mount namespace of its own: the files of the host stay as they are.
-WITH_RANGE = """
-mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid && "$@"
+WITH_RANGE = f"""
+mount --bind "$0" /etc/subuid && mount --bind "$0" /etc/subgid || exit
+{PAST_SMALL_PIDS}
 """
 # What podman keeps running for a user ends with it.
 OWN_NAMESPACES = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -136,7 +139,7 @@ def check(before: list[str], python: list[str], suite: str, home: str, *, select
 @pytest.mark.slow
 @pytest.mark.parametrize("suite", SUITES)
 def test_everything_holds_for_an_ordinary_user(ordinary: list[str], suite: str, home: str) -> None:
-    before = [*OWN_NAMESPACES, "sh", "-c", '"$@"', "sh"]
+    before = [*OWN_NAMESPACES, "sh", "-c", PAST_SMALL_PIDS, "sh"]
     check(before, ordinary, suite, home)
 
 
