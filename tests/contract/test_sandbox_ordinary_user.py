@@ -65,6 +65,7 @@ SUITES = [
 ]
 # What they are about is offered by some backends only.
 PARTIAL_SUITES = {
+    "test_sandbox_escape_layers.py",
     "test_sandbox_network_phases.py",
     "test_sandbox_state_contract.py",
     "test_sandbox_state_owners.py",
