@@ -151,19 +151,14 @@ def _do(run: Path, verb: "Verb", domain: str | None = None, *, as_json: bool, **
 
 
 def _ask(run: Path, verb: "Verb", **more: Any) -> dict[str, Any]:
-    import msgspec
 
-    from burnish.core.errors import UserError
-    from burnish.run.control.client import ask
+    from burnish.run.control.client import ask_for
     from burnish.run.control.messages import Request, socket_path
 
-    given = {k: v for k, v in more.items() if v is not None}
-    try:
-        request = msgspec.convert({"verb": verb.value, **given}, Request)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{error}.", fix=f"burnish control {verb.value} --help") from error
-    answer = ask(socket_path(run), request)
-    if not answer.ok:
-        what, _, fix = (answer.error or "refused").partition(" Fix: ")
-        raise UserError(what, fix=fix or "burnish control status RUN shows the run's state")
-    return answer.result
+    return ask_for(
+        socket_path(run),
+        Request,
+        {"verb": verb.value, **{k: v for k, v in more.items() if v is not None}},
+        usage=f"burnish control {verb.value} --help",
+        fix="burnish control status RUN shows the run's state",
+    )

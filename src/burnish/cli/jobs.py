@@ -133,21 +133,17 @@ def _quotas(given: list[str]) -> dict[str, int]:
 
 
 def _ask(directory: Path, verb: "JobVerb", **more: Any) -> dict[str, Any]:
-    import msgspec
 
-    from burnish.core.errors import UserError
-    from burnish.run.control.client import ask
+    from burnish.run.control.client import ask_for
     from burnish.run.jobs.messages import JobRequest, jobs_socket
 
-    try:
-        request = msgspec.convert({"verb": verb.value, **more}, JobRequest)
-    except msgspec.ValidationError as error:
-        raise UserError(f"{error}.", fix=f"burnish jobs {verb.value} --help") from error
-    answer = ask(jobs_socket(directory), request)
-    if not answer.ok:
-        what, _, fix = (answer.error or "refused").partition(" Fix: ")
-        raise UserError(what, fix=fix or "burnish jobs list")
-    return answer.result
+    return ask_for(
+        jobs_socket(directory),
+        JobRequest,
+        {"verb": verb.value, **more},
+        usage=f"burnish jobs {verb.value} --help",
+        fix="burnish jobs list",
+    )
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:

@@ -7,20 +7,16 @@
 """
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from burnish.core.disk import ensure_free_space, full_disk_is_one_line
 from burnish.core.errors import UserError
 from burnish.model.config import ModelConfig
 from burnish.model.lora import Lora, projections
 from burnish.model.safetensors_io import save_tensors
-
-_SMALL_FILES_BYTES = 2**20
+from burnish.model.whole_folder import whole_folder
 
 
 def save_lora(lora: Lora, folder: Path, config: ModelConfig) -> None:
@@ -32,23 +28,10 @@ def save_lora(lora: Lora, folder: Path, config: ModelConfig) -> None:
     """
     tensors = peft_tensors(lora, config)
     num_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    ensure_free_space(folder.parent, num_bytes + _SMALL_FILES_BYTES)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with full_disk_is_one_line(folder.parent):
-            partial.mkdir()
-            save_tensors(tensors, partial / "adapter_model.safetensors")
-            document = json.dumps(_settings(lora, tensors), indent=2) + "\n"
-            (partial / "adapter_config.json").write_text(document)
-            # Servers may run as somebody else.
-            os.chmod(partial, 0o755)
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with whole_folder(folder, num_bytes) as partial:
+        save_tensors(tensors, partial / "adapter_model.safetensors")
+        document = json.dumps(_settings(lora, tensors), indent=2) + "\n"
+        (partial / "adapter_config.json").write_text(document)
 
 
 def peft_tensors(lora: Lora, config: ModelConfig) -> dict[str, Tensor]:

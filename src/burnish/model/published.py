@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -11,11 +9,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from burnish.core.disk import ensure_free_space, full_disk_is_one_line
 from burnish.model import safetensors_io
 from burnish.model.config import ModelConfig, to_hf
-
-_SMALL_FILES_BYTES = 2**20
+from burnish.model.whole_folder import whole_folder
 
 
 class Published(NamedTuple):
@@ -44,23 +40,10 @@ def publish(
     torch_dtype = torch.bfloat16 if dtype == "bfloat16" else torch.float32
     stored = safetensors_io.stored_tensors(config, state, torch_dtype)
     num_bytes = sum(t.numel() * t.element_size() for t in stored.values())
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    ensure_free_space(folder.parent, num_bytes + _SMALL_FILES_BYTES)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with full_disk_is_one_line(folder.parent):
-            partial.mkdir()
-            safetensors_io.save_tensors(stored, partial / safetensors_io.SINGLE_FILE)
-            document = to_hf(config) | {"dtype": dtype, "torch_dtype": dtype}
-            (partial / "config.json").write_text(json.dumps(document, indent=2) + "\n")
-            # Servers may run as somebody else.
-            os.chmod(partial, 0o755)
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with whole_folder(folder, num_bytes) as partial:
+        safetensors_io.save_tensors(stored, partial / safetensors_io.SINGLE_FILE)
+        document = to_hf(config) | {"dtype": dtype, "torch_dtype": dtype}
+        (partial / "config.json").write_text(json.dumps(document, indent=2) + "\n")
     digests = {name: _digest(tensor) for name, tensor in sorted(stored.items())}
     whole = hashlib.sha256("".join(digests.values()).encode()).hexdigest()
     vectors = {name: digests[name] for name, tensor in stored.items() if tensor.dim() == 1}

@@ -20,14 +20,17 @@ HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-m", "burnish.cli.main")
 
 
-def until(look, process, waited=threading.Event()):  # noqa: B008
+NEVER = threading.Event()
+
+
+def until(look, process):
     """The first truthy answer of `look`, while the process lives."""
     for _ in range(1200):
         found = look()
         if found:
             return found
         assert process.poll() is None, process.communicate()[1][-2000:]
-        waited.wait(0.1)
+        NEVER.wait(0.1)
     raise AssertionError("it never happened")
 
 

@@ -5,13 +5,15 @@ All draw domains uniformly, retry a failed attempt three times, and know no brea
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from burnish.plan.pipeline.episode import SimEpisode, SimGroup
 from burnish.plan.pipeline.simulator import Simulator
 
 _MAX_ATTEMPTS = 4
 
 
-class Plain:
+class Plain(ABC):
     """What the baselines share; first come, first served."""
 
     def __init__(self, groups_per_batch: int) -> None:
@@ -24,9 +26,9 @@ class Plain:
         for _ in range(self.wanted(sim)):
             self.start_one(sim)
 
+    @abstractmethod
     def wanted(self, sim: Simulator) -> int:
         """Groups to start now."""
-        raise NotImplementedError
 
     def start_one(self, sim: Simulator) -> None:
         """Start a group of any domain."""
@@ -42,7 +44,7 @@ class Plain:
         """Up to three more tries."""
         return episode.attempts < _MAX_ATTEMPTS
 
-    def judged(self, sim: Simulator, episode: SimEpisode) -> None:
+    def judged(self, sim: Simulator, episode: SimEpisode) -> None:  # noqa: B027
         """Nothing to learn."""
 
     def ended(self, sim: Simulator, group: SimGroup, *, trainable: bool) -> None:
@@ -59,7 +61,7 @@ class Plain:
         batch, self.done = self.done[:size], self.done[size:]
         return batch
 
-    def trained(self, sim: Simulator) -> None:
+    def trained(self, sim: Simulator) -> None:  # noqa: B027
         """Nothing to do."""
 
 

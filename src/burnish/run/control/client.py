@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +16,32 @@ from burnish.run.control.server import ShortName
 
 # Adding a domain runs the quality gate first, which can take minutes.
 _ANSWER_S = 600.0
+
+
+def ask_for(
+    path: Path, kind: type[Record], fields: Mapping[str, Any], *, usage: str, fix: str
+) -> dict[str, Any]:
+    """Send a request made of `fields`; what the answer holds.
+
+    Args:
+        path: of the socket.
+        kind: of the request.
+        fields: its values.
+        usage: a command that says which values there are.
+        fix: of a refusal that names none itself.
+
+    Raises:
+        UserError: a value makes no sense, nobody listens, or it was refused.
+    """
+    try:
+        request = msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{error}.", fix=usage) from error
+    answer = ask(path, request)
+    if not answer.ok:
+        what, _, given = (answer.error or "refused").partition(" Fix: ")
+        raise UserError(what, fix=given or fix)
+    return answer.result
 
 
 def ask(path: Path, request: Record) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from burnish.schedule.values.columns import Columns, Floats
 from burnish.schedule.values.projection import bounded, normalised
 
 
-class Rule:
+class Rule(ABC):
     """Base of policies whose state, if any, is a table with a row per domain."""
 
     unit = Unit.GROUPS
@@ -24,12 +25,12 @@ class Rule:
         """Nothing seen yet."""
         self.rows = Columns(num_rows, {"share": 0.0, **self.defaults})
 
-    def observe(self, outcome: StepOutcome) -> None:
+    def observe(self, outcome: StepOutcome) -> None:  # noqa: B027
         """Nothing to learn."""
 
+    @abstractmethod
     def scores(self, view: View) -> Floats:
         """What shares are proportional to."""
-        raise NotImplementedError
 
     def decide(self, view: View) -> Floats:
         """Scores within the declared bounds."""
