@@ -3,6 +3,7 @@
 #   make quickstart   train a real language model on this CPU and report the gain
 #   make test         every check except the slow ones
 #   make test-all     the slow ones too
+#   make fuzz         the property tests with other draws (FUZZ_ROUNDS=3)
 #   make bench        the headline figures, each beside a peer measured in the same run; runs every
 #                     script and fails at the end if one missed a target
 #   make figures      write what make bench measured into the README
@@ -22,7 +23,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .ONESHELL:
 .NOTPARALLEL:
-.PHONY: help quickstart install install-dev lint test test-slow test-all bench figures docs lock clean
+.PHONY: help quickstart install install-dev lint test test-slow test-all fuzz bench figures docs lock clean
 
 VENV ?= .venv
 PIP_ARGS ?=
@@ -36,7 +37,7 @@ STAMP := $(VENV)/.burnish
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -c requirements.lock
 
 help:
-	@sed -n '3,11s/^# \{0,3\}//p' Makefile
+	@sed -n '3,12s/^# \{0,3\}//p' Makefile
 
 quickstart: install
 	@$(BIN)/burnish doctor --quiet
@@ -79,6 +80,12 @@ test-slow: install-dev
 	$(BIN)/pytest -m "slow and not gpu" --durations=10
 
 test-all: test test-slow
+
+# The property tests with other draws each time; FUZZ_ROUNDS=N goes on for N rounds.
+fuzz: install-dev
+	for round in $$(seq $(or $(FUZZ_ROUNDS),3)); do
+		$(BIN)/pytest -q -m "hypothesis and not gpu" --hypothesis-profile=fuzz
+	done
 
 bench: install-dev
 	@mkdir -p build/bench

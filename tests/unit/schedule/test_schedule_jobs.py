@@ -176,6 +176,7 @@ def test_units_are_never_oversold_and_no_job_is_lost(steps):
             jobs.cancel(sorted(known)[which % len(known)])
         before = {r.spec.job_id: r for r in jobs.table()}
         for action in jobs.plan():
+            # Nobody is started only to be stopped: an action fits the state that it found.
             wanted = JobState.QUEUED if action.kind is ActionKind.START else JobState.RUNNING
             assert before[action.job_id].state is wanted
         rows = jobs.table()
@@ -185,3 +186,34 @@ def test_units_are_never_oversold_and_no_job_is_lost(steps):
         staying = sum(r.spec.units for r in held if r.is_guest and r.state is JobState.RUNNING)
         assert owners <= 5
         assert owners + staying <= 5 + sum(r.lent for r in held)
+
+
+@given(STEPS)
+@settings(max_examples=80, deadline=None)
+def test_places_do_not_change_hands_for_ever(steps):
+    """With nothing new, giving way and planning again comes to rest."""
+    jobs, clock = make(units=5, quotas={"a": 2, "b": 1})
+    for n, (what, _, units, priority, tenant) in enumerate(steps):
+        if what == "wait":
+            clock.advance(1000.0)
+        elif units:
+            submit(jobs, f"j{n}", units, priority, tenant)
+            jobs.plan()
+    for _ in range(4 * len(steps) + 2):
+        stopping = [r.spec.job_id for r in jobs.table() if r.state is JobState.STOPPING]
+        for name in stopping:
+            jobs.ended(name, JobState.QUEUED)
+        if not jobs.plan() and not stopping:
+            return
+    pytest.fail("jobs take each other's places without end")
+
+
+def test_a_borrower_neither_starts_before_nor_displaces_what_a_quota_covers():
+    jobs, _ = make(units=5, quotas={"a": 2})
+    submit(jobs, "large", 4, tenant="a")
+    plan(jobs)
+    submit(jobs, "borrower", 4, priority=9, tenant="b")
+    submit(jobs, "covered", 2, tenant="a")
+    jobs.ended("large", JobState.DONE)
+    assert plan(jobs) == [("start", "covered")]
+    assert plan(jobs) == []

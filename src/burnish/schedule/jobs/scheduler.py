@@ -3,11 +3,13 @@ r"""Who runs: gangs by priority, then by fair share; places are taken back by ch
     queued --start--> running --preempt--> stopping --ended--> queued
                          \------ended----------------------> done, failed
 
-Order of the queue: priority plus age, then the tenant with the least decayed use (Slurm's fair
-share, with a charge at entry as Kueue has it), then first come. A gang that does not fit may take
-the places of jobs of lower priority, and, up to its tenant's quota, those of tenants beyond theirs;
-only if that makes enough room. What it waits for is kept for it. A job may lend units that it does
-not need at the moment; guests on them give way as soon as it wants them back.
+Order of the queue: what is within its tenant's quota first, then priority plus age, then the tenant
+with the least decayed use (Slurm's fair share, with a charge at entry as Kueue has it), then first
+come. A gang that does not fit may take the places of jobs of lower priority, and, up to its
+tenant's quota, those of tenants beyond theirs; only if that makes enough room, and beyond its own
+quota never the place of another tenant within theirs, who would take it straight back. What it
+waits for is kept for it. A job may lend units that it does not need at the moment; guests on them
+give way as soon as it wants them back.
 
 Pure: time comes from a clock, and nothing is started here.
 """
@@ -215,8 +217,14 @@ class JobScheduler:
         def key(job: _Job) -> tuple[float, float, int]:
             return (-self._aged(job, now), use[job.spec.tenant], job.number)
 
-        waiting = [j for j in self._jobs.values() if j.state is JobState.QUEUED]
-        return sorted(waiting, key=key)
+        waiting = sorted((j for j in self._jobs.values() if j.state is JobState.QUEUED), key=key)
+        # Jobs use their tenant's quota up in this order; what it covers goes before all else.
+        left = {t: self._config.quotas.get(t, 0) - self._held(t) for t in use}
+        covered, others = [], []
+        for job in waiting:
+            left[job.spec.tenant] -= job.spec.units
+            (covered if left[job.spec.tenant] >= 0 else others).append(job)
+        return covered + others
 
     def _aged(self, job: _Job, now_s: float) -> int:
         return job.spec.priority + int((now_s - job.submitted_s) // self._config.ageing_s)
@@ -234,8 +242,10 @@ class JobScheduler:
             if missing <= 0:
                 break
             tenant = other.spec.tenant
-            beyond = tenant != job.spec.tenant and held[tenant] > quotas.get(tenant, 0)
-            if other.rank < job.spec.priority or (entitled and beyond):
+            own = tenant == job.spec.tenant
+            beyond = held[tenant] > quotas.get(tenant, 0)
+            lower = other.rank < job.spec.priority
+            if (lower and (own or beyond or entitled)) or (entitled and beyond and not own):
                 chosen.append(other)
                 held[tenant] -= other.spec.units
                 missing -= other.spec.units
