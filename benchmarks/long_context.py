@@ -4,10 +4,10 @@
 and what not) reads a haystack with planted pairs at eleven depths. Dense and block-sparse decoding
 alternate on the same sequence. The million runs in a process of its own, whose peak of memory is
 measured; prompts are read through a window, so reading is linear in their length.
-Policies: SmolLM2-135M reads a text that comes back to its facts, then single given tokens.
 Ring: the same prompt by one process and by two; they share this machine's cores.
+Quality: what every option costs SmolLM2-135M, see `long/quality.py`.
 
-    python benchmarks/long_context.py [--quick] [--threads N] [--json FILE]
+    python benchmarks/long_context.py [--quick] [--only speed|quality] [--threads N] [--json FILE]
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from long.forced import Forced, force
+from long.quality import FULL, QUICK, quality
 from long.retriever import Haystack, config_of, haystack, weights_of
 from long.story import story
 
@@ -36,7 +37,6 @@ from burnish.rollout.engine.limits import CoreLimits
 from burnish.rollout.engine.long.policy import KvPolicy
 from burnish.rollout.engine.ring.prefill import RingPrefill
 from burnish.rollout.engine.tier.limits import TierLimits
-from burnish.rollout.engine.weights import ServedModel
 
 MODEL = "smollm2-135m-instruct"
 DEPTHS = 11
@@ -193,40 +193,6 @@ def million_apart(options: argparse.Namespace) -> Row:
     return found
 
 
-def policies(num_tokens: int, num_forced: int, shares: tuple[int, ...]) -> list[Row]:
-    loaded = load_model(MODEL)
-    model = ServedModel(loaded.config, loaded.decoder.state_dict(), torch.bfloat16)
-    tokens = loaded.tokenizer.encode(story(num_tokens // 12))[: num_tokens + num_forced]
-    num_prompt = len(tokens) - num_forced
-    dense = force(model, tokens, num_prompt, KvPolicy())
-    rows = [_policy_row("full", dense, dense, num_prompt)]
-    for kind in KvPolicyKind:
-        if kind is KvPolicyKind.FULL:
-            continue
-        for share in shares:
-            kv = KvPolicy(
-                kind=kind, budget_tokens=num_prompt // share, sink_tokens=16, recent_tokens=64
-            )
-            found = force(model, tokens, num_prompt, kv)
-            rows.append(_policy_row(f"{kind} 1/{share}", found, dense, num_prompt))
-    return rows
-
-
-def _policy_row(name: str, found: Forced, dense: Forced, num_prompt: int) -> Row:
-    kl = (dense.logprobs_NV.exp() * (dense.logprobs_NV - found.logprobs_NV)).sum(-1)
-    same = (dense.logprobs_NV.argmax(-1) == found.logprobs_NV.argmax(-1)).float().mean()
-    step_ms = statistics.median(found.step_s) * 1e3
-    return row(
-        f"policy {name}, {num_prompt} tokens", float(kl.mean()), "nats KL(dense, policy)",
-        peer="dense", peer_value=0.0, n=len(kl),
-        note=(
-            f"same likeliest token {float(same):.0%}; worst {float(kl.max()):.3f} nats; "
-            f"{found.kept_bytes / MIB:.1f} MiB kept; {step_ms:.1f} ms per token "
-            f"(dense {statistics.median(dense.step_s) * 1e3:.1f})"
-        ),
-    )  # fmt: skip
-
-
 def ring(num_tokens: int) -> Row:
     """One thread each: two processes on two cores against one."""
     loaded = load_model(MODEL)
@@ -261,9 +227,18 @@ def ring(num_tokens: int) -> Row:
     )  # fmt: skip
 
 
+def show(row: Row) -> None:
+    value = "-" if row["value"] is None else f"{row['value']:.4g}"
+    ratio = "" if row["ratio"] is None else f", ratio {row['ratio']:.3f}"
+    mark = {True: "ok", False: "MISSED", None: ""}[row["ok"]]
+    sys.stdout.write(f"{row['name']}: {value} {row['unit']}{ratio} {mark}\n    {row['note']}\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", choices=("speed", "quality"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--million", type=int, help=argparse.SUPPRESS)
@@ -274,19 +249,18 @@ def main() -> int:
         json.dump(million(options.million, options.ram), sys.stdout)
         return 0
     quick = options.quick
-    rows = [
-        *sparse_over_dense(20_000 if quick else 100_000, 6 if quick else 20),
-        million_apart(options),
-        *policies(1024 if quick else 4096, 32 if quick else 64, (4,) if quick else (2, 4, 8)),
-        ring(1024 if quick else 4096),
-    ]
-    for each in rows:
-        value = "-" if each["value"] is None else f"{each['value']:.4g}"
-        ratio = "" if each["ratio"] is None else f", ratio {each['ratio']:.3f}"
-        mark = {True: "ok", False: "MISSED", None: ""}[each["ok"]]
-        sys.stdout.write(
-            f"{each['name']}: {value} {each['unit']}{ratio} {mark}\n    {each['note']}\n"
-        )
+    rows: list[Row] = []
+
+    def keep(found: Iterable[Row]) -> None:
+        for each in found:
+            rows.append(each)
+            show(each)
+
+    if options.only != "quality":
+        keep(sparse_over_dense(20_000 if quick else 100_000, 6 if quick else 20))
+        keep([million_apart(options), ring(1024 if quick else 4096)])
+    if options.only != "speed":
+        keep(quality(load_model(MODEL), torch.bfloat16, QUICK if quick else FULL))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return int(any(each["ok"] is False for each in rows))
