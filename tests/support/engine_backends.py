@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from engine_server import EngineServer
@@ -18,15 +19,17 @@ from engine_tokenizer import END, tiny_tokenizer, tiny_tokenizer_json
 
 from burnish.core.protocols import Engine
 from burnish.core.records import GenerateRequest
-from burnish.core.vocabulary import EngineFeature
+from burnish.core.vocabulary import EngineFeature, KvDtype, Speculation
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
+from burnish.model.kernels.library import kernels
 from burnish.model.lora import Lora, lora_from, projections
 from burnish.model.lora_directory import save_lora
 from burnish.model.published import publish
 from burnish.rollout.engine.barrier import Barrier
 from burnish.rollout.engine.grammar import GrammarCompiler
-from burnish.rollout.engine.limits import CoreLimits
+from burnish.rollout.engine.limits import CoreLimits, SpeculationLimits
+from burnish.rollout.engine.speculation.opening import DraftSource
 from burnish.rollout.engine.worker import EngineWorker
 from burnish.rollout.remote.config import RemoteConfig
 from burnish.rollout.remote.engine import RemoteEngine
@@ -62,6 +65,12 @@ def state(seed: int) -> Any:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, 0, 0.2, generator=generator)
     return decoder.state_dict()
+
+
+def first_layers(num_layers: int) -> Any:
+    """Those of `state(0)`, as a model of its own."""
+    later = tuple(f"blocks.{layer}." for layer in range(num_layers, CONFIG.num_layers))
+    return {name: tensor for name, tensor in state(0).items() if not name.startswith(later)}
 
 
 def random_lora(seed: int, rank: int = 4) -> Lora:
@@ -101,17 +110,28 @@ class Backend:
 class LocalBackend(Backend):
     """This package's own engine."""
 
-    def __init__(self, barrier: Barrier | None = None) -> None:
+    def __init__(
+        self,
+        barrier: Barrier | None = None,
+        # By PyTorch's operators in bf16, another batch gives other roundings.
+        dtype: torch.dtype = torch.float32,
+        draft_layers: int = 0,
+        **limits: Any,
+    ) -> None:
+        draft = None
+        if draft_layers:
+            config = msgspec.structs.replace(CONFIG, num_layers=draft_layers)
+            draft = DraftSource(config, first_layers(draft_layers))
         worker = EngineWorker(
             CONFIG,
             state(0),
             version=VERSION,
-            # In bf16 another batch gives other roundings, and now and then another token.
-            dtype=torch.float32,
-            limits=CoreLimits(num_pages=64, page_size=8),
+            dtype=dtype,
+            limits=CoreLimits(**({"num_pages": 64, "page_size": 8} | limits)),
             num_threads=1,
             barrier=barrier,
             grammars=GrammarCompiler(tiny_tokenizer_json(CONFIG.vocab_size), CONFIG.vocab_size),
+            draft=draft,
         )
         super().__init__(worker, barrier)
 
@@ -224,9 +244,33 @@ REAL = {
     "real_vllm": (),
     "real_vllm_adapters": ("--enable-lora", "--max-loras", "3", "--max-lora-rank", "8"),
 }
+# This package's own engine in its other modes. Pages of 16 are what the native kernels read.
+NATIVE = {"dtype": torch.bfloat16, "page_size": 16}
+MODES: dict[str, dict[str, Any]] = {
+    "worker_exact": NATIVE | {"exact": True},
+    "worker_exact_lookup": NATIVE
+    | {"exact": True, "speculation": SpeculationLimits(kind=Speculation.LOOKUP)},
+    "worker_bf16": NATIVE,
+    "worker_int8": NATIVE | {"kv_dtype": KvDtype.INT8},
+    "worker_self": {"speculation": SpeculationLimits(kind=Speculation.SELF, num_layers=1)},
+    "worker_draft": {
+        "draft_layers": 1,
+        "speculation": SpeculationLimits(kind=Speculation.DRAFT),
+    },
+}
 BACKENDS = [
     "worker",
     "worker_with_barrier",
+    *(
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                mode.get("dtype") is torch.bfloat16 and kernels().library is None,
+                reason=f"bits need the native kernels: {kernels().problem}",
+            ),
+        )
+        for name, mode in MODES.items()
+    ),
     "openai",
     "vllm",
     "sglang",
@@ -253,6 +297,8 @@ def open_backend(name: str, real: "VllmProcess | None") -> Backend:
             return LocalBackend()
         case "worker_with_barrier":
             return LocalBackend(Barrier())
+        case name if name in MODES:
+            return LocalBackend(**MODES[name])
         case name if name in REAL:
             assert real is not None
             return VllmBackend(real.url)

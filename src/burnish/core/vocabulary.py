@@ -151,6 +151,8 @@ class NoDraft(StrEnum):
     """Only one token is left to sample."""
     READING = "reading"
     """The drafting model is still reading the prompt."""
+    CONTEXT = "context"
+    """The text is longer than the drafting model can read."""
 
 
 class Outcome(StrEnum):

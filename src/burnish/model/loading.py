@@ -84,6 +84,23 @@ def load_model(name: str, *, context: int | None = None, rope: RopeKind = "yarn"
     return load(path, context, rope)
 
 
+def read_config(name: str) -> ModelConfig:
+    """The architecture of `name`, without its weights.
+
+    Raises:
+        UserError: if the model is missing, damaged or of an unsupported kind.
+    """
+    path = resolve(name)
+    if path.is_file():
+        from burnish.model import gguf_reader
+        from burnish.model.gguf_file import GgufFile
+
+        return gguf_reader.read_config(GgufFile(path))
+    from burnish.model import hf_directory
+
+    return hf_directory.read_config(path)
+
+
 def export(
     decoder: Decoder,
     loaded: LoadedModel,

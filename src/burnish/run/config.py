@@ -180,9 +180,10 @@ class EngineSection(Config):
     """The smaller model, as in `model.source`; needs the same tokenizer."""
     draft_layers: Count = 0
     """Layers that `self` guesses with; 0 takes a quarter."""
-    draft_max_lag: Count = 0
-    """Weight versions that the smaller model may be behind before it stands aside. Training gives
-    it no new weights: with 0 it guesses until the first publication."""
+    draft_max_lag: Count | None = None
+    """Weight versions that the smaller model may be behind before it stands aside; unset: any, as
+    guesses that are seldom right are not made. A model whose weights are all the policy's own, such
+    as its first layers, gets each publication; others keep the weights they were loaded with."""
     draft_sampling: DraftSampling = DraftSampling.COUPLED
     """How a model guesses above temperature 0: `coupled` draws with the request's own random
     numbers (its tokens are those of no speculation), `rejection` with others (only the distribution

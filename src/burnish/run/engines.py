@@ -63,9 +63,35 @@ def _check_local(config: RunConfig) -> None:
             "trainer's processors do not give.",
             fix="set engine.canary_tolerance, 0.05 for instance.",
         )
+    if engine.exact and engine.dtype != "bfloat16":
+        raise UserError(
+            f'engine.exact computes in bfloat16, and engine.dtype is "{engine.dtype}".',
+            fix='set engine.dtype = "bfloat16", or engine.exact = false.',
+        )
+    if config.train.exact and config.train.dtype != "bfloat16":
+        raise UserError(
+            f'train.exact computes in bfloat16, and train.dtype is "{config.train.dtype}".',
+            fix='set train.dtype = "bfloat16", or train.exact = false.',
+        )
     limits = core_limits(config)
     limits.check()
     limits.kv.check(limits.page_size, None)
+    _check_draft(config)
+
+
+def _check_draft(config: RunConfig) -> None:
+    """What is known of models before their weights are read: a mistake is told within a second."""
+    engine, source = config.engine, config.model.source
+    if engine.speculation is Speculation.SELF and engine.draft_layers:
+        from burnish.model.loading import read_config
+        from burnish.rollout.engine.speculation.bodies import refuse_layers
+
+        refuse_layers(engine.draft_layers, read_config(source))
+    if engine.speculation is Speculation.DRAFT:
+        from burnish.model.loading import read_config
+        from burnish.rollout.engine.speculation.bodies import refuse_other_vocabulary
+
+        refuse_other_vocabulary(read_config(engine.draft_model), read_config(source))
 
 
 def _check_remote(config: RunConfig) -> None:

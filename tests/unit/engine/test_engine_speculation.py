@@ -166,7 +166,7 @@ def test_a_prefix_that_others_computed_is_shared_by_the_draft_model(
 def test_versions_are_right_and_a_stale_draft_model_stands_aside(
     decoder: Decoder, make_decoder: Build, request_for: Ask
 ) -> None:
-    core = core_for(decoder, Speculation.DRAFT)
+    core = core_for(decoder, Speculation.DRAFT, make_decoder(seed=2))
     core.add(request_for("a", LOOP[:6], max_tokens=40, seed=1))
     core.step()
     core.step()

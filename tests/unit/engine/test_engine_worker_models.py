@@ -254,7 +254,7 @@ def test_a_stale_draft_model_guesses_again_with_new_weights_and_refuses_bad_ones
         assert got.token_ids == stale.token_ids
         return without.drafted_tokens, worker.stats().drafted_tokens, got
 
-    worker = worker_for(decoder, speculation=guesses, draft=decoder)
+    worker = worker_for(decoder, speculation=guesses, draft=make_decoder(seed=2))
     speculator = worker._core._speculator
     assert speculator is not None
     # Guess always: whether it pays is tested apart.

@@ -1,10 +1,12 @@
 """The engine that a configuration names."""
 
 import asyncio
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from engine_backends import CONFIG, state
 from engine_server import EngineServer
@@ -12,6 +14,7 @@ from engine_server import EngineServer
 from burnish.core.config import load_config
 from burnish.core.errors import UserError
 from burnish.core.records import GenerateRequest, SamplingParams
+from burnish.model.config import to_hf
 from burnish.run.config import RunConfig
 from burnish.run.engines import check_engine, open_engine
 
@@ -36,6 +39,8 @@ def configured(*overrides: str) -> RunConfig:
             "engine.draft_sampling",
         ),
         (("engine.exact=true", "engine.kv_dtype=int8"), "engine.kv_dtype"),
+        (("engine.exact=true", "engine.dtype=float32"), "engine.dtype"),
+        (("train.exact=true", "train.dtype=float32"), "train.dtype"),
         (("engine.kv.policy=quest", "engine.kv.budget_tokens=8"), "engine.kv.budget_tokens"),
     ],
 )
@@ -44,6 +49,28 @@ def test_keys_that_do_not_go_together_are_told_at_once(
 ) -> None:
     with pytest.raises(UserError, match=named):
         check_engine(configured(*overrides))
+
+
+def test_drafts_that_do_not_fit_are_told_before_any_weight_is_read(tmp_path: Path) -> None:
+    paths = {}
+    for name, config in (
+        ("policy", CONFIG),
+        ("other", msgspec.structs.replace(CONFIG, vocab_size=64)),
+    ):
+        # Nothing but a configuration: whoever wanted weights would fail otherwise.
+        paths[name] = tmp_path / name
+        paths[name].mkdir()
+        (paths[name] / "config.json").write_text(json.dumps(to_hf(config)))
+    source = f"model.source={paths['policy']}"
+    for layers in (CONFIG.num_layers, 99):
+        with pytest.raises(UserError, match=r"draft_layers is \d+, the model has 2 .*use 1\.\.1"):
+            check_engine(
+                configured(source, "engine.speculation=self", f"engine.draft_layers={layers}")
+            )
+    check_engine(configured(source, "engine.speculation=self", "engine.draft_layers=1"))
+    draft = ("engine.speculation=draft", f"engine.draft_model={paths['other']}")
+    with pytest.raises(UserError, match="vocabulary of 64 tokens, the model has one of 120"):
+        check_engine(configured(source, *draft))
 
 
 def test_an_unknown_backend_names_those_there_are(tmp_path: Path) -> None:

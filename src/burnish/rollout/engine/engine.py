@@ -37,6 +37,7 @@ from burnish.rollout.engine.ring.adoption import adopt
 from burnish.rollout.engine.sampler import seed_key
 from burnish.rollout.engine.scheduler import Scheduler
 from burnish.rollout.engine.sequence import Sequence
+from burnish.rollout.engine.speculation.bodies import DraftModel
 from burnish.rollout.engine.speculation.opening import DraftSource, Served, open_speculator
 from burnish.rollout.engine.stepper import Ended, Stepper
 from burnish.rollout.engine.stops import Decode, StopText
@@ -87,6 +88,7 @@ class EngineCore:
         self._decode = decode
         self._grammars, known = grammars, AdapterSet()
         self._bounds = Bounds(config, self.limits, decode is not None, grammars, known)
+        self._draft: DraftModel | None = None
         self._served: Prepared | None = self.prepare(state)
         self._digest = self._served.digest
         self._cache: KvCache | None = self._new_cache()
@@ -98,7 +100,7 @@ class EngineCore:
         self._scheduler = Scheduler(memory, self.limits)
         self.adapters = Adapters(known, self._scheduler)
         """Those that requests can name."""
-        target = Served(config, dtype, version, self._device)
+        target = Served(config, dtype, version, self._device, state)
         self._speculator, self._draft = open_speculator(
             self.limits.speculation, target, draft, clock
         )
@@ -202,12 +204,10 @@ class EngineCore:
         Raises:
             UserError: if the state cannot be served.
         """
-        return Prepared(
-            ServedModel(
-                self.config, state, self.dtype, exact=self.limits.exact, device=self._device
-            ),
-            digest(state, self.dtype),
-        )
+        exact = self.limits.exact
+        model = ServedModel(self.config, state, self.dtype, exact=exact, device=self._device)
+        draft = None if self._draft is None else self._draft.part_of(state)
+        return Prepared(model, digest(state, self.dtype), draft)
 
     def update_weights(
         self,
@@ -230,8 +230,11 @@ class EngineCore:
                 f"weight version {version} is not newer than the served {self.weight_version}.",
                 fix="publish increasing versions.",
             )
-        self._serve(state if isinstance(state, Prepared) else self.prepare(state))
+        prepared = state if isinstance(state, Prepared) else self.prepare(state)
+        self._serve(prepared)
         self.weight_version = version
+        if self._draft is not None and prepared.draft is not None:
+            self._draft.follow(prepared.draft, version)
         ended = settle(self._scheduler, everyone(self._scheduler), inflight)
         self.forget_prefixes()
         return [*ended]

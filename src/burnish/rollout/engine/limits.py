@@ -17,8 +17,8 @@ class SpeculationLimits(NamedTuple):
     """Most guesses per sequence and step; the cost model takes fewer where they do not pay."""
     num_layers: int = 0
     """Layers of an early exit; 0 takes a quarter."""
-    max_lag: int = 0
-    """Versions that a draft model's weights may be behind before it stands aside."""
+    max_lag: int | None = 0
+    """Versions that a draft model's weights may be behind before it stands aside; None: any."""
     sampling: DraftSampling = DraftSampling.COUPLED
     """How a drafting model draws."""
 

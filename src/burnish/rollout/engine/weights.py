@@ -32,6 +32,8 @@ class Prepared(NamedTuple):
     """Checked and packed."""
     digest: str
     """Of what it was made from."""
+    draft: "ServedModel | None" = None
+    """The same for a draft model that follows."""
 
 
 class ServedModel:

@@ -173,8 +173,9 @@ class EngineWorker:
     async def update_draft(self, state: Mapping[str, Any]) -> None:
         """Give the draft model weights made for the served version.
 
-        After an update of the served weights it stands aside until it gets some, unless
-        `SpeculationLimits.max_lag` allows for more.
+        One whose weights are all the served model's own follows its updates by itself. Another
+        stands aside after an update until it gets some, unless `SpeculationLimits.max_lag` allows
+        for more.
 
         Raises:
             UserError: if there is none, or they do not fit; the old ones stay.

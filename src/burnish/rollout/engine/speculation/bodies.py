@@ -77,11 +77,7 @@ class FirstLayers:
         Raises:
             UserError: if that is none, or all.
         """
-        if not 0 < num_layers < config.num_layers:
-            raise UserError(
-                f"draft_layers is {num_layers}, the model has {config.num_layers} layers.",
-                fix=f"use 1..{config.num_layers - 1}.",
-            )
+        refuse_layers(num_layers, config)
         self._num_layers, self.context = num_layers, config.max_position_embeddings
         layer = config.hidden_size * (2 * config.hidden_size + 3 * config.intermediate_size)
         head = config.vocab_size * config.hidden_size
@@ -124,7 +120,11 @@ class _Known(NamedTuple):
 
 
 class DraftModel:
-    """A second decoder with the target's vocabulary."""
+    """A second decoder with the target's vocabulary.
+
+    One whose weights are all found in the target, as in a model of its first layers, follows the
+    target: every update of the target's weights brings its own.
+    """
 
     def __init__(
         self,
@@ -132,19 +132,17 @@ class DraftModel:
         state: Mapping[str, Tensor],
         target: ModelConfig,
         shape: "DraftShape",
+        target_state: Mapping[str, Tensor],
     ) -> None:
         """Copy its weights; they count as made for the target's present ones.
 
         Raises:
             UserError: if the vocabularies differ, or the weights do not fit.
         """
-        if config.vocab_size != target.vocab_size:
-            raise UserError(
-                f"the draft model has {config.vocab_size} tokens, the model {target.vocab_size}.",
-                fix="use a draft model with the same tokenizer.",
-            )
+        refuse_other_vocabulary(config, target)
         self._shape, self._config = shape, config
         self._served = ServedModel(config, state, shape.dtype, device=shape.device)
+        self._shared = frozenset(state) if _is_part(state, target_state) else None
         self.context = config.max_position_embeddings
         self.version = shape.version
         self.relative_cost = min(1.0, _num_weights(config) / _num_weights(target))
@@ -162,9 +160,24 @@ class DraftModel:
         self.version = version
         self._forget()
 
+    def part_of(self, state: Mapping[str, Tensor]) -> ServedModel | None:
+        """Its share of new weights of the target, to `follow`; None if it shares none.
+
+        Touches nothing that is served: safe from any thread.
+        """
+        if self._shared is None:
+            return None
+        part = {name: state[name] for name in self._shared}
+        return ServedModel(self._config, part, self._shape.dtype, device=self._shape.device)
+
+    def follow(self, part: ServedModel, version: int) -> None:
+        """Guess by these from now on; its keys and values stay, as the target's may."""
+        self._served, self.version = part, version
+
     def unable(self, version: int) -> NoDraft | None:
         """Its weights may lag behind the target's only so far."""
-        return NoDraft.STALE if version - self.version > self._shape.max_lag else None
+        most = self._shape.max_lag
+        return NoDraft.STALE if most is not None and version - self.version > most else None
 
     def cache(self, target: Target) -> KvCache:
         """Its own, under the target's page numbers."""
@@ -228,10 +241,41 @@ class DraftShape(NamedTuple):
     """Of weights and cache."""
     version: int
     """The target's version that its weights were made for."""
-    max_lag: int = 0
-    """How many versions its weights may be behind before it stands aside."""
+    max_lag: int | None = 0
+    """How many versions its weights may be behind before it stands aside; None: any."""
     device: torch.device = CPU
     """Where it computes."""
+
+
+def refuse_layers(num_layers: int, target: ModelConfig) -> None:
+    """An early exit has some of the layers.
+
+    Raises:
+        UserError: if that is none, or all.
+    """
+    if not 0 < num_layers < target.num_layers:
+        raise UserError(
+            f"engine.draft_layers is {num_layers}, the model has {target.num_layers} layers.",
+            fix=f"use 1..{target.num_layers - 1}, or 0 for a quarter of them.",
+        )
+
+
+def refuse_other_vocabulary(draft: ModelConfig, target: ModelConfig) -> None:
+    """A guess is a number of the target's vocabulary.
+
+    Raises:
+        UserError: if the draft model has another.
+    """
+    if draft.vocab_size != target.vocab_size:
+        raise UserError(
+            f"engine.draft_model has a vocabulary of {draft.vocab_size} tokens, the model has one "
+            f"of {target.vocab_size}.",
+            fix='name a draft model with the same tokenizer, or set engine.speculation = "lookup".',
+        )
+
+
+def _is_part(state: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> bool:
+    return all(name in target and torch.equal(state[name], target[name]) for name in state)
 
 
 def _num_weights(config: ModelConfig) -> int:

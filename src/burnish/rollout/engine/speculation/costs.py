@@ -10,6 +10,8 @@ _TOKENS_PER_READ = 24.0
 _KEPT = 0.98
 # Spread of token counts, squared, that the prior slope is worth against one measured step.
 _PRIOR_SPREAD = 4.0
+# From here on a slope is the measured steps' own. Fewer steps are not worth an experiment.
+_KNOWN_SPREAD, _FIRST_STEPS = 64.0, 8.0
 
 
 class _Line:
@@ -26,6 +28,11 @@ class _Line:
         self._seconds += share * from_seconds
         self._squares += share * (from_tokens * (tokens - self._tokens) - self._squares)
         self._products += share * (from_tokens * (seconds - self._seconds) - self._products)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether its steps had so much the same number of tokens that the slope is a guess."""
+        return self._weight >= _FIRST_STEPS and self._squares * self._weight < _KNOWN_SPREAD
 
     def at(self, tokens: float) -> float:
         assumed = self._seconds / (_TOKENS_PER_READ + self._tokens)
@@ -53,6 +60,11 @@ class StepCosts:
         wanted = num_rows.bit_length()
         nearest = min(self._lines, key=lambda size: (abs(size - wanted), size))
         return self._lines[nearest].at(num_tokens)
+
+    def is_blind(self, num_rows: int) -> bool:
+        """Whether what a token adds to steps of this size is assumed, not measured."""
+        line = self._lines.get(num_rows.bit_length())
+        return line is not None and line.is_blind
 
     @property
     def is_measured(self) -> bool:

@@ -65,6 +65,11 @@ class Drafter(Protocol):
         """How many tokens it could guess now, up to `most`."""
         ...
 
+    @property
+    def no_limit(self) -> NoDraft:
+        """Why, where `limit` is 0."""
+        ...
+
     def draft(self, asks: Seq[Ask], target: Target) -> list[Draft]:
         """Guess for all at once."""
         ...

@@ -60,6 +60,7 @@ class LookupDrafter:
     """Guesses by `NgramIndex`."""
 
     relative_cost = 0.0
+    no_limit = NoDraft.NO_MATCH
 
     def __init__(self) -> None:
         """Knows no text."""

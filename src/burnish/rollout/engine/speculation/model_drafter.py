@@ -28,6 +28,8 @@ _DRAFT_STREAM = 0x5DEECE66D1CE4E5B
 class ModelDrafter:
     """Draws from `body` as the request would draw from the target."""
 
+    no_limit = NoDraft.CONTEXT
+
     def __init__(self, body: Body, sampling: DraftSampling) -> None:
         """Draw with the request's numbers, or (rejection) with others."""
         self.body, self._sampling = body, sampling

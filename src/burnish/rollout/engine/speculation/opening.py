@@ -37,6 +37,8 @@ class Served(NamedTuple):
     """Of its weights."""
     device: torch.device
     """Where it computes."""
+    state: Mapping[str, Tensor]
+    """Its weights."""
 
 
 def open_speculator(
@@ -61,5 +63,5 @@ def open_speculator(
             "speculation by a draft model needs one.", fix="set engine.draft_model, or use lookup."
         )
     shape = DraftShape(served.dtype, served.version, limits.max_lag, served.device)
-    draft = DraftModel(source.config, source.state, served.config, shape)
+    draft = DraftModel(source.config, source.state, served.config, shape, served.state)
     return Speculator(ModelDrafter(draft, limits.sampling), limits.max_tokens, clock), draft

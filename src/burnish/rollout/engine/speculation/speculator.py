@@ -24,6 +24,9 @@ from burnish.rollout.engine.speculation.lengths import Prices, choose_lengths
 # Before anything was checked. High enough to try, low enough to stop soon where it fails.
 _FIRST_RATE = 0.7
 _KEPT_SHARED = 0.98
+# Steps that guess against better knowledge, so that costs are learned, get a 64th of the time.
+_EXPLORED_SHARE = 1 / 64
+_EXPLORED_TOKENS, _EXPLORED_DEPTH = 8, 4
 # Requests whose ids begin alike (up to the first slash) are of one kind; this many are told apart.
 _MOST_KINDS = 256
 
@@ -48,6 +51,8 @@ class Speculator:
         self.drafter, self._most, self._clock = drafter, max_tokens, clock
         self._costs, self._draft_costs = StepCosts(), StepCosts()
         self._accepted = self._drafted = 0
+        self._is_exploring = False
+        self._stepped_s = self._explored_s = 0.0
         self._skipped: Counter[NoDraft] = Counter()
         self.forget()
 
@@ -71,6 +76,7 @@ class Speculator:
     ) -> list[Work]:
         """Add guesses to the pieces that decode; `budget` tokens are left in the step."""
         able = [i for i, w in enumerate(work) if w.num_tokens == w.sequence.num_pending == 1]
+        self._is_exploring = False
         reason = self.drafter.unable(version)
         if reason is not None:
             self._skipped[reason] += len(able)
@@ -81,8 +87,11 @@ class Speculator:
         start_s = self.now_s()
         drafts = self.drafter.draft(asks, target)
         levels = max((len(d.tokens) for d in drafts), default=0)
+        drafting_s = self.now_s() - start_s
         if self._clock is not None and levels and self.drafter.relative_cost > 0.0:
-            self._draft_costs.saw(len(asks), len(asks), (self.now_s() - start_s) / levels)
+            self._draft_costs.saw(len(asks), len(asks), drafting_s / levels)
+        if self._is_exploring:
+            self._explored_s += drafting_s
         found = {
             ask.sequence: self._fitting(ask.sequence, draft)
             for ask, draft in zip(asks, drafts, strict=True)
@@ -112,6 +121,9 @@ class Speculator:
 
     def stepped(self, work: Seq[Work], seconds: float) -> None:
         """A step took so long; those that read prompts tell nothing about decoding."""
+        self._stepped_s += seconds
+        if self._is_exploring:
+            self._explored_s += seconds
         if self._clock is not None and all(w.num_known == 1 for w in work):
             self._costs.saw(len(work), sum(w.num_tokens for w in work), seconds)
 
@@ -122,13 +134,15 @@ class Speculator:
         rates = [self._rate_of(w.sequence) for w in pieces]
         prices = self._prices(len(pieces), sum(w.num_tokens for w in work))
         lengths = choose_lengths([rate.rate for rate in rates], most, prices)
+        if len(able) == len(work) and self._may_explore(len(work)):
+            lengths = self._other_lengths(lengths, most)
         asks: list[Ask] = []
         spare = memory.pool.room - len(work)
         for piece, limit, length, rate in zip(pieces, most, lengths, rates, strict=True):
             sequence = piece.sequence
             if not length:
                 rate.idle()
-                if limit:
+                if limit and not self._is_exploring:
                     self._skipped[NoDraft.COST] += 1
                 continue
             held = len(sequence.pages) * memory.pool.page_size - len(sequence.tokens)
@@ -145,6 +159,21 @@ class Speculator:
             asks.append(Ask(sequence, length))
         return asks
 
+    def _may_explore(self, num_rows: int) -> bool:
+        """Whether steps have been too much alike to tell what a token costs, and it is time."""
+        is_due = self._explored_s <= _EXPLORED_SHARE * self._stepped_s
+        return self._clock is not None and is_due and self._costs.is_blind(num_rows)
+
+    def _other_lengths(self, lengths: Seq[int], most: Seq[int]) -> list[int]:
+        """No guesses where there would be some, a few where there would be none."""
+        others, left = [0] * len(lengths), _EXPLORED_TOKENS
+        if not any(lengths):
+            for i, limit in enumerate(most):
+                others[i] = min(limit, left, _EXPLORED_DEPTH)
+                left -= others[i]
+        self._is_exploring = others != list(lengths)
+        return others
+
     def _limit(self, sequence: Sequence, most: int) -> int:
         """Tokens that could be guessed; why none, if none."""
         left = sequence.max_length - len(sequence.tokens) - 1
@@ -156,7 +185,7 @@ class Speculator:
             return 0
         limit = self.drafter.limit(sequence, min(most, left))
         if not limit:
-            self._skipped[NoDraft.NO_MATCH] += 1
+            self._skipped[self.drafter.no_limit] += 1
         return limit
 
     def _prices(self, num_rows: int, num_tokens: int) -> Prices:
