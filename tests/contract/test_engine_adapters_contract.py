@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_backends import CONFIG, VERSION, Backend, random_lora, state
+from engine_backends import CONFIG, IN_FP32, VERSION, Backend, random_lora, state
 from engine_tokenizer import END, tiny_tokenizer
 
 from burnish.core.errors import UserError
@@ -21,6 +21,8 @@ from burnish.model.lora_directory import save_lora
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.limits import CoreLimits
 
+# Answers are compared with a reference in fp32.
+pytestmark = pytest.mark.parametrize("play", IN_FP32, indirect=True)
 PROMPT = (5, 6, 7, 8)
 FOX = {"type": "object", "properties": {"fox": {"enum": [1, 2]}}, "required": ["fox"]}
 GRAMMARS = {
