@@ -1,11 +1,16 @@
 """Speculation and grammars: tokens per second against the same engine without them.
 
-    python benchmarks/speculation.py [--quick] [--json FILE]
+    python benchmarks/speculation.py [--quick] [--only edit|grammar] [--cpu] [--json FILE]
 
 The task is edit-like: the prompt holds a passage and an edited copy, and the model copies it once
 more, greedy, no token ends it, batch 1. All engines run in turns in one process, in exact mode;
 greedy output must be identical. The rows of grammars compare decoding with and without masks.
 Ratios are medians of those of neighbouring runs.
+
+Draft models are made of the model itself, as no smaller one with its tokenizer is at hand: its
+first layers, every third of its layers, and all of them. None is trained to guess, so that few
+guesses are right and the engine stops making them: what is shown is what that costs. All of the
+layers guess right always and cost as much as the model: the price of drafting itself.
 """
 
 from __future__ import annotations
@@ -14,18 +19,21 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from burnish.core.clock import SystemClock
 from burnish.core.records import GenerateRequest, Grammar, SamplingParams
-from burnish.core.vocabulary import GrammarKind, Speculation
+from burnish.core.vocabulary import GrammarKind, NoDraft, Speculation
 from burnish.model.loading import LoadedModel, load_model
 from burnish.rollout.engine.engine import EngineCore
 from burnish.rollout.engine.grammar import GrammarCompiler
 from burnish.rollout.engine.limits import CoreLimits, SpeculationLimits
+from burnish.rollout.engine.speculation.opening import DraftSource
 
 PASSAGE = (
     "def area(width, height):\n    return width * height\n\n\n"
@@ -57,7 +65,22 @@ def edited(passage: str) -> str:
     return passage.replace("def area(width", "def surface(width").replace("factor", "ratio")
 
 
-def core_for(loaded: LoadedModel, kind: Speculation, exact: bool) -> EngineCore:
+def kept_layers(loaded: LoadedModel, layers: Sequence[int]) -> DraftSource:
+    """A model of its own, of some layers of another."""
+    state = {}
+    for name, tensor in loaded.decoder.state_dict().items():
+        if not name.startswith("blocks."):
+            state[name] = tensor
+            continue
+        _, number, rest = name.split(".", 2)
+        if int(number) in layers:
+            state[f"blocks.{layers.index(int(number))}.{rest}"] = tensor
+    return DraftSource(msgspec.structs.replace(loaded.config, num_layers=len(layers)), state)
+
+
+def core_for(
+    loaded: LoadedModel, kind: Speculation, exact: bool, draft: DraftSource | None = None
+) -> EngineCore:
     """An engine that guesses so."""
     return EngineCore(
         loaded.config,
@@ -66,66 +89,89 @@ def core_for(loaded: LoadedModel, kind: Speculation, exact: bool) -> EngineCore:
             num_pages=1024, exact=exact, speculation=SpeculationLimits(kind=kind, max_tokens=12)
         ),
         grammars=GrammarCompiler(loaded.tokenizer.to_json(), loaded.config.vocab_size),
+        draft=draft,
         clock=SystemClock(),
     )
 
 
 def timed(
-    core: EngineCore, prompt: tuple[int, ...], num: int, **params: Any
+    core: EngineCore, prompt: tuple[int, ...], num: int, clock: Callable[[], float]
 ) -> tuple[float, tuple[int, ...]]:
     """Tokens per second after the prompt is read, and the tokens."""
-    params = {"temperature": 0.0, "max_tokens": num} | params
-    sequence = core.add(
-        GenerateRequest(request_id="edit/1", prompt_ids=prompt, params=SamplingParams(**params))
-    )
+    params = SamplingParams(temperature=0.0, max_tokens=num)
+    sequence = core.add(GenerateRequest(request_id="edit/1", prompt_ids=prompt, params=params))
     while not sequence.num_sampled:
         core.step()
-    first, start = sequence.num_sampled, time.perf_counter()
+    first, start = sequence.num_sampled, clock()
     while core.has_work:
         core.step()
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     return (sequence.num_sampled - first) / seconds, tuple(sequence.tokens[len(prompt) :])
 
 
-def speculation_rows(loaded: LoadedModel, runs: int, num: int) -> list[dict[str, Any]]:
+def guessers(loaded: LoadedModel) -> dict[str, EngineCore]:
+    """Engines by who guesses; `off` first."""
+    num_layers = loaded.config.num_layers
+    kinds = (Speculation.OFF, Speculation.LOOKUP, Speculation.SELF)
+    cores = {str(kind): core_for(loaded, kind, exact=True) for kind in kinds}
+    for name, layers in (
+        ("draft_first_third", range(num_layers // 3)),
+        ("draft_every_third", range(0, num_layers, 3)),
+        ("draft_all_layers", range(num_layers)),
+    ):
+        source = kept_layers(loaded, layers)
+        cores[name] = core_for(loaded, Speculation.DRAFT, exact=True, draft=source)
+    return cores
+
+
+def speculation_rows(
+    loaded: LoadedModel, runs: int, num: int, clock: Callable[[], float]
+) -> list[dict[str, Any]]:
     """One row for each way of guessing."""
     text = edited(PASSAGE)
     prompt = tuple(loaded.tokenizer.encode(PASSAGE + text + PASSAGE[: len("def area(")] + "wi"))
-    kinds = (Speculation.OFF, Speculation.LOOKUP, Speculation.SELF)
-    cores = {kind: core_for(loaded, kind, exact=True) for kind in kinds}
-    rates: dict[Speculation, list[float]] = {kind: [] for kind in kinds}
-    outputs: dict[Speculation, tuple[int, ...]] = {}
+    cores = guessers(loaded)
+    names = list(cores)
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    outputs: dict[str, tuple[int, ...]] = {}
     for i in range(runs):
         # Who runs first in a round must not always be the same.
-        for kind in kinds[i % 3 :] + kinds[: i % 3]:
-            core = cores[kind]
-            core.forget_prefixes()
-            rate, outputs[kind] = timed(core, prompt, num)
-            rates[kind].append(rate)
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            cores[name].forget_prefixes()
+            rate, outputs[name] = timed(cores[name], prompt, num, clock)
+            rates[name].append(rate)
     rows = []
-    for kind in kinds[1:]:
-        assert outputs[kind] == outputs[Speculation.OFF], "guesses changed greedy output"
-        pairs = zip(rates[kind], rates[Speculation.OFF], strict=True)
+    for name in names[1:]:
+        assert outputs[name] == outputs[names[0]], "guesses changed greedy output"
+        pairs = zip(rates[name], rates[names[0]], strict=True)
         ratio = statistics.median(mine / plain for mine, plain in pairs)
-        counters = cores[kind].counters
-        accepted = counters.accepted_tokens / max(1, counters.drafted_tokens)
-        target = 2.0 if kind is Speculation.LOOKUP else None
+        target = 2.0 if name == Speculation.LOOKUP else None
         rows.append(
             {
-                "name": f"edit_{kind}_batch_1",
-                "value": round(statistics.median(rates[kind]), 1),
+                "name": f"edit_{name}_batch_1",
+                "value": round(statistics.median(rates[name]), 1),
                 "unit": "tokens/s",
                 "peer": "no speculation",
-                "peer_value": round(statistics.median(rates[Speculation.OFF]), 1),
+                "peer_value": round(statistics.median(rates[names[0]]), 1),
                 "ratio": round(ratio, 3),
                 "target": target,
                 "ok": None if target is None else ratio >= target,
                 "n": runs,
-                "note": f"greedy output identical; {accepted:.0%} of guesses accepted, "
-                f"{counters.num_steps} steps",
+                "note": f"greedy output identical; {told(cores[name])}",
             }
         )
     return rows
+
+
+def told(core: EngineCore) -> str:
+    """What became of guesses."""
+    counters = core.counters
+    accepted = counters.accepted_tokens / max(1, counters.drafted_tokens)
+    declined = dict(counters.undrafted).get(NoDraft.COST, 0)
+    return (
+        f"{accepted:.0%} of {counters.drafted_tokens} guesses accepted, {counters.num_steps} steps "
+        f"for {counters.sampled_tokens} tokens; in {declined} guessing did not pay"
+    )
 
 
 def batch_rate(core: EngineCore, prompt: tuple[int, ...], batch: int, **params: Any) -> float:
@@ -180,18 +226,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", choices=("edit", "grammar"))
+    parser.add_argument("--cpu", action="store_true", help="edit: CPU seconds of one thread")
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1 if arguments.cpu else arguments.threads)
+    clock = time.thread_time if arguments.cpu else time.perf_counter
     loaded = load_model("smollm2-135m-instruct")
     runs, num = (3, 96) if arguments.quick else (5, 256)
-    rows = speculation_rows(loaded, runs, num)
-    core = core_for(loaded, Speculation.OFF, exact=True)
-    prompt = tuple(loaded.tokenizer.encode(PASSAGE))
-    rows += [
-        grammar_row(core, prompt, kind, batch, turns)
-        for kind in GRAMMARS
-        for batch, turns in ((1, 2 * runs), (64, runs))
-    ]
+    rows = [] if arguments.only == "grammar" else speculation_rows(loaded, runs, num, clock)
+    if arguments.only != "edit":
+        core = core_for(loaded, Speculation.OFF, exact=True)
+        prompt = tuple(loaded.tokenizer.encode(PASSAGE))
+        rows += [
+            grammar_row(core, prompt, kind, batch, turns)
+            for kind in GRAMMARS
+            for batch, turns in ((1, 2 * runs), (64, runs))
+        ]
     for row in rows:
         print(json.dumps(row))
     if arguments.json is not None:

@@ -144,6 +144,9 @@ class EngineSection(Config):
     device: str = "cpu"
     """Where weights and cache lie: `cpu`, or an accelerator as PyTorch names it (`cuda`, `cuda:1`).
     Beside the CPU's kernels its log-probs differ in the last bits: set `canary_tolerance`."""
+    flex_attention: bool = False
+    """On CUDA, attend by PyTorch's compiled flex attention, which reads pages where they lie. Not
+    tried on a GPU yet."""
     num_threads: Positive = 2
     """CPU threads of a decode step."""
     num_pages: Annotated[int, Field(gt=0, le=10**7)] = 4096

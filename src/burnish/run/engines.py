@@ -199,6 +199,7 @@ def core_limits(config: RunConfig) -> CoreLimits:
         kv_dtype=section.kv_dtype,
         exact=section.exact,
         device=section.device,
+        flex=section.flex_attention,
         speculation=SpeculationLimits(
             kind=section.speculation,
             max_tokens=section.draft_tokens,

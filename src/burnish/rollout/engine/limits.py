@@ -50,6 +50,8 @@ class CoreLimits(NamedTuple):
     """Guesses that one forward checks."""
     device: str = "cpu"
     """Where weights and cache lie."""
+    flex: bool = False
+    """On CUDA, attend by PyTorch's flex attention."""
 
     def check(self) -> None:
         """Refuse what contradicts itself.
@@ -60,6 +62,15 @@ class CoreLimits(NamedTuple):
         self._check_speculation()
         if self.device.partition(":")[0] != "cpu":
             self._check_device()
+        if self.flex and (
+            self.device.partition(":")[0] != "cuda" or self.kv_dtype is not KvDtype.MODEL
+        ):
+            raise UserError(
+                f"engine.flex_attention is for CUDA and keys and values of the model's own type, "
+                f"not for {self.device} and {self.kv_dtype}.",
+                fix='set engine.flex_attention = false, or engine.device = "cuda" and '
+                'engine.kv_dtype = "model".',
+            )
         if self.exact and self.kv_dtype is not KvDtype.MODEL:
             raise UserError(
                 f"exact mode cannot keep keys and values as {self.kv_dtype}: the trainer does not.",

@@ -32,6 +32,7 @@ class CacheShape:
         sinks: int = 0,
         with_bounds: bool = False,
         device: torch.device | None = None,
+        flex: bool = False,
     ) -> None:
         """Describe a cache.
 
@@ -44,11 +45,12 @@ class CacheShape:
             sinks: first tokens that stay visible beyond a sliding window.
             with_bounds: keep the least and greatest key of each page, for `KvCache.bound`.
             device: where it lies; None: in this machine's memory.
+            flex: on CUDA, attend by PyTorch's flex attention.
         """
         self.config, self.num_pages, self.page_size = config, num_pages, page_size
         self.dtype, self.kv_dtype, self.with_bounds = dtype, kv_dtype, with_bounds
         self.visibility = Visibility(config.sliding_window, sinks)
-        self.device = device or torch.device("cpu")
+        self.device, self.flex = device or torch.device("cpu"), flex
 
 
 class KvCache(ABC):

@@ -35,6 +35,7 @@ def open_engine_cache(
         kv_dtype=limits.kv_dtype,
         with_bounds=limits.kv.kind is KvPolicyKind.QUEST,
         device=find_device(limits.device),
+        flex=limits.flex,
     )
     cache = open_cache(shape)
     return cache if limits.tier is None else TieredCache(cache, limits.tier, is_free)
