@@ -47,8 +47,7 @@ class FlexCache(GatheredCache):
         """Attention over what is stored."""
         if self._laid_out is not step:
             self._groups, self._laid_out = self._lay_out(step), step
-        num_kv = self.shape.config.num_kv_heads
-        k_KND, v_KND = self._numbers[layer].flatten(1, 2).split(num_kv)
+        k_KND, v_KND = self._numbers[layer].flatten(1, 2).chunk(2)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for group in self._groups:
             q_THD_group = q_THD[group.rows]
