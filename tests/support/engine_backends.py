@@ -261,6 +261,8 @@ GUESSING: dict[str, dict[str, Any]] = {
     },
 }
 MODES = ROUNDED | GUESSING
+# What the quick suite has of them in other combinations already.
+SLOW_MODES = ("worker_exact", "worker_bf16")
 IN_FP32 = [
     "worker",
     "worker_with_barrier",
@@ -289,10 +291,13 @@ BACKENDS = [
     *(
         pytest.param(
             name,
-            marks=pytest.mark.skipif(
-                kernels().library is None,
-                reason=f"equal bits in bf16 need the native kernels: {kernels().problem}",
-            ),
+            marks=[
+                pytest.mark.skipif(
+                    kernels().library is None,
+                    reason=f"equal bits in bf16 need the native kernels: {kernels().problem}",
+                ),
+                *([pytest.mark.slow] if name in SLOW_MODES else []),
+            ],
         )
         for name in ROUNDED
     ),
