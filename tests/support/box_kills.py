@@ -57,7 +57,7 @@ def held(pool: NativePool) -> Held:
         continue
     opened = [os.readlink(f"/proc/{helper}/fd/{name}") for name in os.listdir(f"/proc/{helper}/fd")]
     groups = pool._stations._groups
-    for group in groups._free:
+    for group in groups._free if groups else ():
         group.close()
     return {
         "processes": len(descendants(helper)),
@@ -70,7 +70,7 @@ def held(pool: NativePool) -> Held:
         "holds": station.layers.num_holds,
         "places": pool._places.num_taken,
         "disks": len(station.disks) if station.disks is not None else 0,
-        "groups in use": len(groups._all) - len(groups._free),
+        "groups in use": len(groups._all) - len(groups._free) if groups else 0,
     }
 
 
