@@ -18,7 +18,7 @@ from burnish.sandbox.interpreter import python_argv
 from burnish.sandbox.native import binary
 from burnish.sandbox.native.launch import helper_command
 from burnish.sandbox.native.pool import NativePool
-from burnish.sandbox.probe import probe
+from burnish.sandbox.probe import _helper_check
 from burnish.sandbox.start import open_pool
 
 ROOT = Path(__file__).parents[3]
@@ -30,7 +30,7 @@ TRY = """
 import asyncio, json, sys
 from burnish.core.boxes import ExecStatus
 from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.probe import probe
+from burnish.sandbox.probe import _helper_check
 from burnish.sandbox.start import open_pool
 import burnish
 
@@ -68,7 +68,7 @@ def test_without_the_compiled_helper_auto_runs_boxes_by_the_one_in_python(
     assert asyncio.run(main()) is ExecStatus.OK
     asyncio.run(pool.close())
     assert "--zygote" not in helper_command("auto")
-    helper = next(check for check in probe().checks if check.name == "sandbox helper")
+    helper = _helper_check()
     assert not helper.ok
     assert "in Python" in helper.detail
     assert "it was not built" in helper.detail

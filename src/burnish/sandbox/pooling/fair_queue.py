@@ -30,8 +30,8 @@ passing it would starve it. So the first request of a client that holds nothing 
     sum over other clients j of  w_j * max n_i / w_i  +  max n_j   units granted before it,
 
 and then for those releases. A batch that cannot fit before its own client releases something holds
-up nobody. Clients that neither wait nor hold are forgotten when nobody waits, and V starts anew when
-there are none. How long a box is kept is bounded by leases.
+up nobody. Clients that neither wait nor hold are forgotten when nobody waits, and V starts anew
+when there are none. How long a box is kept is bounded by leases.
 """
 
 from collections import OrderedDict
