@@ -224,13 +224,25 @@ class RemotePool:
     async def _many(
         self, count: int, image: str | None, policy: Policy
     ) -> AsyncIterator[tuple[Sandbox, ...]]:
-        # One request: two clients that each had a part of what they want would wait for ever.
-        request = m.CreateBoxes(count=count, box=m.CreateBox(image=image, policy=policy))
-        made = (await self.claim("/v3/batches", request, m.Boxes)).boxes
+        made = await self.create_many(count, image, policy)
         try:
             yield tuple(self.attach(info.id) for info in made)
         finally:
-            await asyncio.gather(*(self.release(info.id) for info in made))
+            await self.release_all(made)
+
+    async def create_many(
+        self, count: int, image: str | None, policy: Policy, *, wait_s: float | None = None
+    ) -> tuple[m.BoxInfo, ...]:
+        """Like `create`, for so many boxes at once: all, or none.
+
+        It is one request: two clients that each had a part of what they want would wait for ever.
+        """
+        request = m.CreateBoxes(count=count, box=m.CreateBox(image=image, policy=policy))
+        return (await self.claim("/v3/batches", request, m.Boxes, wait_s)).boxes
+
+    async def release_all(self, boxes: tuple[m.BoxInfo, ...]) -> None:
+        """See `release`."""
+        await asyncio.gather(*(self.release(info.id) for info in boxes))
 
     async def release(self, box_id: str) -> None:
         """End a box whose user leaves; goes on by itself if the caller is cancelled."""

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from burnish.core.boxes import Sandbox
+from burnish.core.boxes import Sandbox, SandboxPool
 from burnish.sandbox.remote.client import RemotePool
+from burnish.sandbox.remote.fleet import FleetPool
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
 
@@ -126,19 +127,25 @@ def test_who_asks_for_too_much_is_told_so_and_others_are_not(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", [RemotePool, lambda url: FleetPool([url])])
 def test_batches_of_two_clients_that_do_not_fit_together_go_one_after_the_other(
-    serve: Serve, connect: Connect
+    serve: Serve, kind: Callable[[str], SandboxPool]
 ) -> None:
     served = serve(4)
-    pools = [connect(served.url) for _ in range(2)]
+    pools = [kind(served.url) for _ in range(2)]
 
-    async def use(pool: RemotePool) -> None:
+    async def use(pool: SandboxPool) -> None:
         async with pool.acquire_many(3) as boxes:
             assert len({box.id for box in boxes}) == 3
             assert len(served.pool.boxes) <= 4
 
     async def main() -> None:
         await asyncio.gather(*(use(pool) for pool in pools for _ in range(3)))
+        for pool in pools:
+            with pytest.raises(ValueError, match="1 to 4 can be had"):
+                async with pool.acquire_many(5):
+                    pass
+            await pool.close()
 
     asyncio.run(main())
 
