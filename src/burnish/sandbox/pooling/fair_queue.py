@@ -1,7 +1,7 @@
 """Who gets the next box: no client above its share while another is below, fair over grants else.
 
-The share of client i of weight w_i is capacity * w_i / (sum of w over all that hold or wait). The
-request at the head of its line, of n units, is next if it comes first among
+The share of client i of weight w_i is capacity * w_i / (sum of w over all that hold or wait), at
+least one. The request at the head of its line, of n units, is next if it comes first among
 
 1. requests that leave their client within its share, and those of clients that hold nothing;
 2. if there are none of the former: those of clients that hold nothing, and that of the client that
@@ -16,13 +16,13 @@ size come with it. The request has
 
     start  S = max(V, F_i)        finish  F_i = S + n / w_i
 
-V is the start of the last grant. The least S goes first (ties: who asked first). Of clients that
-give back at once what they get, while both wait, the units granted differ by no more than one
-request of each:
+V is the start of the last grant. The least S goes first (ties: who asked first). Where one grant
+is given back before the next, the units granted to two clients, while both wait, differ by no more
+than one request of each:
 
     | W_i / w_i  -  W_j / w_j |  <=  max n_i / w_i  +  max n_j / w_j
 
-(and by the capacity more for each that had to give something back before its next request fitted).
+Where they are held side by side the shares decide, and this bounds nothing.
 
 A batch is granted whole. If it is next and does not fit, everybody waits until enough was released:
 passing it would starve it. So the first request of a client that holds nothing waits for at most
@@ -231,7 +231,7 @@ class FairQueue:
             ticket = next(iter(client.line.values()))
             found = _Next(max(self._virtual, client.finish), ticket.number, client, ticket)
             wanted = client.held + ticket.units
-            if wanted * total <= self._capacity * client.weight:
+            if wanted == 1 or wanted * total <= self._capacity * client.weight:
                 within.append(found)
             elif not client.held:
                 first.append(found)
