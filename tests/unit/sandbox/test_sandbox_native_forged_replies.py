@@ -162,16 +162,16 @@ async def ask(stage: Stage, forger: Forger, null: int) -> None:
     found = read(data[:MOST_READ_BYTES], stage.num_asked)
     if found is None or found.op not in (Op.DONE, Op.ERROR):
         with pytest.raises(ClassifiedFailure):
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
         assert stage.init.dead, data
     elif found.op == Op.ERROR:
         # Its class depends on the number, and may be TimeoutError.
         with pytest.raises(OSError) as caught:  # noqa: PT011
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
         assert caught.value.errno == found.numbers[0]
         assert not stage.init.dead
     else:
-        _, descriptor = await stage.init.ask(Op.PUT, b"")
+        _, descriptor = await stage.init.ask(Op.LISTEN, b"")
         assert (descriptor >= 0) is (num_fds > 0)
         if descriptor >= 0:
             os.close(descriptor)
@@ -221,15 +221,15 @@ async def greet(ended_pid: int, forger: Forger, null: int) -> None:
     is_ready = found is not None and found.op == Op.READY and len(first) == HEADER.size
     if found is not None and found.op == Op.ERROR:
         with pytest.raises(OSError) as caught:  # noqa: PT011
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
         assert caught.value.errno == found.numbers[0]
     elif is_ready:
-        _, descriptor = await stage.init.ask(Op.PUT, b"")
+        _, descriptor = await stage.init.ask(Op.LISTEN, b"")
         if descriptor >= 0:
             os.close(descriptor)
     else:
         with pytest.raises(ClassifiedFailure):
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
     assert stage.init.dead is not is_ready
     stage.close()
 

@@ -105,6 +105,7 @@ class Helper:
 
     def _create(self, message: Message) -> None:
         fields = Fields(message.body)
+        fields.u32()  # no number yet
         room, shm_bytes = Room(fields.u64(), fields.u32()), fields.u64()
         processor = fields.u32()
         numbers = fields.many(fields.u32)
@@ -243,6 +244,7 @@ class Helper:
 
     def _new_layer(self, message: Message) -> None:
         fields = Fields(message.body)
+        fields.u32()  # no number yet
         room = Room(fields.u64(), fields.u32())
         fields.end()
         _, place = _place(message, room)
