@@ -83,7 +83,8 @@ class Garbage:
         if op is Op.LISTEN:
             return struct.pack("<H", self.random.randrange(2**16))
         if op in (Op.NEWLAYER, Op.RESIZE):
-            return self.u32() + self.u64() + self.u32()
+            number = self.u32() if op is Op.RESIZE else bytes(4)
+            return number + self.u64() + self.u32()
         return b"" if op in (Op.KILL, Op.PYTHON) else self.u32()
 
     def job(self, op: Op) -> bytes:

@@ -19,8 +19,6 @@ from .wire import Channel, Message
 _SETTINGS = struct.Struct("<7I64s64s32s")
 _MAX_BYTES = 2**16
 """Of what follows the settings in their file."""
-_MAX_BOXES = 2**16
-"""The helper numbers them by descriptors."""
 _FIRST_FREE = 10
 _INSTRUCTION_BYTES = 8
 _BIND = kernel.MS_BIND | kernel.MS_RECURSIVE
@@ -149,4 +147,4 @@ def _start_afresh() -> None:
         os.setsid()
     os.umask(0o022)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MAX_BOXES), most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

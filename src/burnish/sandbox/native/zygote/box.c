@@ -1,20 +1,12 @@
-#define _GNU_SOURCE
+#include "zygote.h"
+
 #include <grp.h>
-#include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <linux/securebits.h>
-#include <poll.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mount.h>
 #include <sys/personality.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 
-#include "zygote.h"
+bool box_has_packages;
 
 int write_ids(pid_t pid) {
     static const char *const files[] = {"uid_map", "gid_map"};
@@ -90,14 +82,14 @@ static int keep_capabilities(uint64_t kept) {
     return 0;
 }
 
-static int drop_privileges(bool has_packages) {
-    uint64_t packages = has_packages ? PACKAGE_CAPABILITIES : 0;
+static int drop_privileges(void) {
+    uint64_t packages = box_has_packages ? PACKAGE_CAPABILITIES : 0;
     uid_t last = settings.num_ids - 1;
     if (keep_capabilities(packages) < 0) return -1;
     TRY(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "giving up new privileges");
     /* With packages, root of the box passes its powers on to what it executes, as usual. */
     unsigned long bits = SECBIT_NO_CAP_AMBIENT_RAISE | SECBIT_NO_CAP_AMBIENT_RAISE_LOCKED |
-                         (has_packages ? 0 : SECBIT_NOROOT | SECBIT_NOROOT_LOCKED);
+                         (box_has_packages ? 0 : SECBIT_NOROOT | SECBIT_NOROOT_LOCKED);
     TRY(prctl(PR_SET_SECUREBITS, bits | SECBIT_KEEP_CAPS, 0, 0, 0), "locking the secure bits");
     TRY(setresgid(last, last, last), "becoming the init's user");
     TRY(setresuid(last, last, last), "becoming the init's user");
@@ -115,15 +107,14 @@ static int drop_privileges(bool has_packages) {
     return 0;
 }
 
-static int build(bool *has_packages) {
+static int build(void) {
     static char body[MAX_MESSAGE_BYTES];
     const struct request *creation = (void *)body;
     const char *rows = settings.rest + settings.num_filters * sizeof(struct sock_filter);
     struct message m;
-    char go;
     TRY(dup2(STDIN_FILENO, STDERR_FILENO), "closing descriptors");
     TRY(syscall(CLOSE_RANGE, CHILDREN + 1, ~0U, 0), "closing descriptors");
-    if (recv(OWNER, &go, 1, 0) != 1) _exit(1);
+    if (recv(OWNER, body, 1, 0) != 1) _exit(1);
     TRY(setresgid(0, 0, 0), "becoming root of the box");
     if (settings.num_ids > 1) TRY(setgroups(0, NULL), "becoming root of the box");
     TRY(setresuid(0, 0, 0), "becoming root of the box");
@@ -136,18 +127,14 @@ static int build(bool *has_packages) {
     /* Only now are we in our groups, which the box so sees as the top. */
     TRY(unshare(CLONE_NEWCGROUP), "making a control group namespace");
     if (m.flags & CREATE_DETERMINISTIC && make_deterministic(creation->processor) < 0) return -1;
-    *has_packages = m.flags & CREATE_PACKAGES;
-    return drop_privileges(*has_packages);
+    box_has_packages = m.flags & CREATE_PACKAGES;
+    return drop_privileges();
 }
 
 void become_box(int control) {
-    bool has_packages = false;
     prctl(PR_SET_NAME, "init", 0, 0, 0);
     if (dup2(control, OWNER) < 0) _exit(1);
-    if (build(&has_packages) < 0) {
-        send_error(0);
-        _exit(1);
-    }
+    if (build() < 0) send_error(0), _exit(1);
     send_message(&(struct message){.op = READY}, NULL, 0);
-    serve(has_packages);
+    serve();
 }

@@ -1,39 +1,30 @@
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <poll.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
-
 #include "zygote.h"
+
+#include <arpa/inet.h>
+#include <time.h>
 
 enum { MAX_BODY_BYTES = 16 << 20 };
 static const uint64_t MAX_WALL_US = 365ULL * 86400 * 1000000; /* what is longer would overflow */
 
-static struct {
+static struct command {
     pid_t pid; /* 0: nothing runs */
     uint32_t id;
-    bool keep, forced;
-    enum ending ending; /* if forced */
+    bool keep;
+    enum ending forced; /* or ENDING_EXITED */
     int64_t started_us, deadline_us;
     struct job job;
     char *body, **strings; /* what the job is in, if it came in a file; where its strings are */
-    uint64_t user_us, system_us, max_rss_bytes;
+    struct __attribute__((packed)) {
+        uint32_t ending;
+        int32_t code;
+        uint64_t wall_us, user_us, system_us, max_rss_bytes;
+    } end; /* the body of EXITED */
 } command = {.deadline_us = INT64_MAX};
-static bool box_has_packages;
 
 static int64_t now_us(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
-}
-
-static uint64_t microseconds(struct timeval time) {
-    return (uint64_t)time.tv_sec * 1000000 + (uint64_t)time.tv_usec;
 }
 
 /* The next child that has ended, 0 if all live, -1 if there is none: then no process is left in the
@@ -43,30 +34,26 @@ static pid_t reap(int options, int *status) {
     pid_t pid = wait4(-1, status, options, &usage);
     if (pid <= 0) return pid;
     uint64_t rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
-    command.user_us += microseconds(usage.ru_utime);
-    command.system_us += microseconds(usage.ru_stime);
-    if (rss_bytes > command.max_rss_bytes) command.max_rss_bytes = rss_bytes;
+    command.end.user_us += usage.ru_utime.tv_sec * 1000000ULL + usage.ru_utime.tv_usec;
+    command.end.system_us += usage.ru_stime.tv_sec * 1000000ULL + usage.ru_stime.tv_usec;
+    if (rss_bytes > command.end.max_rss_bytes) command.end.max_rss_bytes = rss_bytes;
     return pid;
 }
 
 static void kill_all(void) {
-    int status;
     kill(-1, SIGKILL);
-    while (reap(0, &status) > 0) continue;
+    while (reap(0, NULL) > 0) continue;
 }
 
 /* Answers the EXEC, PUT or GET and forgets it. */
 static void finish(enum ending ending, int code) {
-    struct __attribute__((packed)) {
-        uint32_t ending;
-        int32_t code;
-        uint64_t wall_us, user_us, system_us, max_rss_bytes;
-    } body = {ending, code, (uint64_t)(now_us() - command.started_us), command.user_us,
-              command.system_us, command.max_rss_bytes};
-    send_message(&(struct message){.op = EXITED, .id = command.id}, &body, sizeof body);
+    command.end.ending = ending;
+    command.end.code = code;
+    command.end.wall_us = (uint64_t)(now_us() - command.started_us);
+    send_message(&(struct message){.op = EXITED, .id = command.id}, &command.end,
+                 sizeof command.end);
     free(command.body), free(command.strings);
-    memset(&command, 0, sizeof command);
-    command.deadline_us = INT64_MAX;
+    command = (struct command){.deadline_us = INT64_MAX};
 }
 
 /* Reaps all that has ended: orphans would fill the process table of the box. */
@@ -79,7 +66,7 @@ static void reap_ended(void) {
     if (!ended) return;
     if (pid == 0 && !command.keep) kill_all();
     if (command.job.error != 0) finish(ENDING_NOT_STARTED, command.job.error);
-    else if (command.forced) finish(command.ending, 0);
+    else if (command.forced != ENDING_EXITED) finish(command.forced, 0);
     else if (WIFEXITED(last)) finish(ENDING_EXITED, WEXITSTATUS(last));
     else finish(ENDING_SIGNALED, WTERMSIG(last));
 }
@@ -87,8 +74,7 @@ static void reap_ended(void) {
 /* The end itself is seen by its SIGCHLD. What was kept may stop PUT and GET, but does not end with
  * them. */
 static void force_end(enum ending ending) {
-    command.forced = true;
-    command.ending = ending;
+    command.forced = ending;
     command.deadline_us = INT64_MAX;
     command.keep = command.job.op != EXEC;
     if (command.keep) kill_one(command.pid);
@@ -138,10 +124,9 @@ static bool execute(const struct message *m, char *body) {
     memcpy(job->fds, m->fds, sizeof job->fds);
     job->op = m->op;
     job->packages = m->flags & EXEC_PACKAGES;
-    job->box_has_packages = box_has_packages;
     command.id = m->id;
     command.keep = m->flags & EXEC_KEEP;
-    command.user_us = command.system_us = command.max_rss_bytes = 0;
+    command.end.user_us = command.end.system_us = command.end.max_rss_bytes = 0;
     command.started_us = now_us();
     if (wall_us > MAX_WALL_US) wall_us = MAX_WALL_US;
     if (wall_us > 0) command.deadline_us = command.started_us + (int64_t)wall_us;
@@ -163,13 +148,11 @@ static bool listen_on(const struct message *m, const void *body) {
     if (!is_complete(m, sizeof(uint16_t), 0, 0)) return false;
     address.sin_port = htons(*(const uint16_t *)body);
     int server = answer.fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) < 0 ||
-        bind(server, (struct sockaddr *)&address, sizeof address) < 0 || listen(server, 128) < 0) {
-        fail(errno, "listening on the loopback");
-        send_error(m->id);
-    } else {
-        send_message(&answer, NULL, 0);
-    }
+    bool listens = setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+                   bind(server, (struct sockaddr *)&address, sizeof address) == 0 &&
+                   listen(server, 128) == 0;
+    if (listens) send_message(&answer, NULL, 0);
+    else fail(errno, "listening on the loopback"), send_error(m->id);
     close(server);
     return true;
 }
@@ -188,13 +171,12 @@ static bool serve_one(const struct message *m, char *body) {
     return m->op == KILL && is_complete(m, 0, 0, 0);
 }
 
-void serve(bool has_packages) {
+void serve(void) {
     /* The second one is for what comes while a command runs, which is in the first. */
     static _Alignas(8) char bodies[2][MAX_MESSAGE_BYTES];
     struct signalfd_siginfo ignored;
     struct message m;
     if (getpid() != 1) _exit(1); /* kill(-1) above means all of this box, not of the host */
-    box_has_packages = has_packages;
     for (;;) {
         struct pollfd wait[2] = {{CHILDREN, POLLIN, 0}, {OWNER, POLLIN, 0}};
         int64_t left_us = command.deadline_us - now_us();

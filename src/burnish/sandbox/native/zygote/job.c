@@ -1,17 +1,6 @@
-#define _GNU_SOURCE
-#include <linux/capability.h>
-#include <sched.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/sendfile.h>
-#include <sys/stat.h>
-
 #include "zygote.h"
 
-const uint64_t PACKAGE_CAPABILITIES =
-    1 << CAP_CHOWN | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER | 1 << CAP_FSETID | 1 << CAP_SETUID |
-    1 << CAP_SETGID | 1 << CAP_KILL | 1 << CAP_SYS_CHROOT | 1U << CAP_SETFCAP;
+#include <sys/sendfile.h>
 
 int set_capabilities(uint64_t set) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -23,7 +12,7 @@ int set_capabilities(uint64_t set) {
 /* Raw calls: the C library's would change the threads that it thinks this process has. */
 static int become_job(const struct job *job) {
     uid_t uid = job->asked->uid, gid = job->asked->gid;
-    for (int i = 0; job->box_has_packages && !job->packages && i < 64; i++)
+    for (int i = 0; box_has_packages && !job->packages && i < 64; i++)
         if (PACKAGE_CAPABILITIES >> i & 1 && prctl(PR_CAPBSET_DROP, i, 0, 0, 0) < 0) return -1;
     /* EPERM where an ordinary user has one id only: then there are no groups to drop. */
     if ((syscall(SYS_setgroups, 0, NULL) < 0 && errno != EPERM) ||
@@ -78,7 +67,7 @@ static int copy(int to, int from, uint64_t left) {
     return 0;
 }
 
-static int put_file(const struct job *job) {
+static int put_file(struct job *job) {
     char *name, temporary[32];
     int directory = open_parent(*job->lists[1], &name, true), file = -1;
     if (directory < 0) return -1;
@@ -91,9 +80,8 @@ static int put_file(const struct job *job) {
     if (copy(file, STDIN_FILENO, UINT64_MAX) == 0 && fchmod(file, job->asked->detail & 0777) == 0 &&
         renameat(directory, temporary, directory, name) == 0)
         return 0;
-    int error = errno;
+    job->error = errno;
     unlinkat(directory, temporary, 0);
-    errno = error;
     return -1;
 }
 
@@ -109,7 +97,7 @@ static int get_file(const struct job *job) {
     return -1;
 }
 
-static int work(const struct job *job) {
+static int work(struct job *job) {
     sigset_t none;
     setsid();
     for (int i = 0; i < 3; i++)
@@ -129,7 +117,7 @@ static int work(const struct job *job) {
 
 static int run(void *argument) {
     struct job *job = argument;
-    if (work(job) < 0) job->error = errno;
+    if (work(job) < 0 && job->error == 0) job->error = errno;
     return 0;
 }
 

@@ -1,17 +1,7 @@
-#define _GNU_SOURCE
-#include <net/if.h>
-#include <poll.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/ioctl.h>
-#include <sys/mount.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 #include "zygote.h"
+
+#include <net/if.h>
+#include <sys/ioctl.h>
 
 /* How native/binary.py knows what a binary was built from. */
 __attribute__((used)) static const char built_from[] = "burnish-helper-source:" SOURCE_DIGEST;
@@ -38,7 +28,7 @@ struct child {
     struct request room;       /* of its root */
 };
 static struct child spare; /* made ahead; pid 0: there is none */
-static int spare_network = -1;
+static bool has_network; /* we are in that of the next child */
 static struct request expected; /* what the next box is made with, if it is as the last one */
 static bool is_plain, born_in_group; /* the last box: it had no layers and no disk of the owner */
 static bool hurry = true; /* with the next child: the newest box is gone, so that nobody waits */
@@ -92,29 +82,25 @@ static int copy_upper(int upper) {
     return copy;
 }
 
-static void forget(struct child *child) {
+static int abandon(struct child *child) {
+    kill_one(child->pid); /* nobody knows it: it is reaped */
     close(child->control), close(child->pidfd);
     if (child->upper >= 0) close(child->upper);
     child->pid = 0;
-}
-
-static int abandon(struct child *child) {
-    kill_one(child->pid); /* nobody knows it: it is reaped */
-    forget(child);
     return -1;
 }
 
-/* One for the next child, whose loopback is up. */
+/* We go into the network of the next child, whose loopback is up. */
 static int make_network(void) {
     struct ifreq request = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
     TRY(unshare(CLONE_NEWNET), "making the network of a box (user.max_net_namespaces?)");
     int inside = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (inside >= 0 && ioctl(inside, SIOCSIFFLAGS, &request) == 0)
-        spare_network = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-    if (spare_network < 0) fail(errno, "starting the network of a box");
-    if (inside >= 0) close(inside);
-    if (setns(NETWORK, CLONE_NEWNET) < 0) die("going back to a network");
-    return spare_network;
+    TRY(inside, "making a socket");
+    int result = ioctl(inside, SIOCSIFFLAGS, &request);
+    if (result < 0) fail(errno, "starting the network of a box");
+    close(inside);
+    has_network = result == 0;
+    return result;
 }
 
 static int make_child(struct child *child, int cgroup) {
@@ -122,18 +108,17 @@ static int make_child(struct child *child, int cgroup) {
     uint64_t arguments[11] = {
         CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_PIDFD |
             (cgroup >= 0 ? 0x200000000 /* CLONE_INTO_CGROUP */ : 0),
-        (uint64_t)(uintptr_t)&child->pidfd, [4] = SIGCHLD, [10] = cgroup >= 0 ? (uint64_t)cgroup : 0};
-    if (spare_network < 0 && make_network() < 0) return -1;
+        (uint64_t)&child->pidfd, [4] = SIGCHLD, [10] = cgroup >= 0 ? (uint64_t)cgroup : 0};
+    if (!has_network && make_network() < 0) return -1;
     TRY(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), "making a socket");
     *child = (struct child){.control = pair[0], .pidfd = -1, .upper = -1};
-    if (setns(spare_network, CLONE_NEWNET) < 0) die("entering a network");
     child->pid = (pid_t)syscall(SYS_clone3, arguments, sizeof arguments);
     if (child->pid == 0) become_box(pair[1]);
     if (child->pid < 0)
         fail(errno, "making the namespaces of a box (user.max_*_namespaces? processes?)");
     if (setns(NETWORK, CLONE_NEWNET) < 0) die("going back to a network");
-    close(pair[1]), close(spare_network);
-    spare_network = -1;
+    close(pair[1]);
+    has_network = false;
     if (child->pid < 0 || write_ids(child->pid) < 0) return abandon(child);
     send(child->control, "g", 1, MSG_NOSIGNAL);
     return 0;
@@ -165,14 +150,15 @@ static int prepare_child(void) {
 
 /* The child of a CREATE with its root. It is the spare one if that has no root yet, or the right
  * one; the sizes of a file system that holds nothing can be changed. */
-static int find_child(struct child *child, const struct message *m, const struct request *creation) {
+static int find_child(struct child *child, const struct message *m,
+                      const struct request *creation) {
     bool fits = spare.upper < 0 || creation->shm_bytes == spare.room.shm_bytes;
     if (spare.pid > 0 && (born_in_group || (is_plain && !fits))) abandon(&spare); /* of no use */
     if (spare.pid > 0 && (is_plain || spare.upper < 0)) *child = spare, spare.pid = 0;
     else if (make_child(child, born_in_group ? m->fds[0] : -1) < 0) return -1;
     if (child->upper < 0) return give_root(child, creation, take_upper(m, creation));
     bool same = memcmp(&child->room, creation, offsetof(struct request, shm_bytes)) == 0;
-    return same || resize_upper(child->upper, creation) == 0 ? 0 : abandon(child);
+    return same || change_upper(child->upper, creation) == 0 ? 0 : abandon(child);
 }
 
 /* Each handler below answers its message, or tells `fail` and returns -1. */
@@ -180,7 +166,6 @@ static int find_child(struct child *child, const struct message *m, const struct
 static int create(const struct message *m, const struct request *creation) {
     bool given = m->flags & CREATE_UPPER;
     struct child child;
-    char text[16];
     if (creation->num_layers > MAX_LAYERS) return fail(EINVAL, "more than 16 layers");
     for (uint32_t i = 0; i < creation->num_layers; i++) {
         if (find(creation->layers[i], true) == NULL) return fail(ENOENT, "no such layer");
@@ -194,9 +179,9 @@ static int create(const struct message *m, const struct request *creation) {
     struct message answer = {.op = CREATED, .id = m->id, .num_fds = 3,
                              .fds = {child.control, child.pidfd, open_upper(child.upper)}};
     int result = answer.fds[2] < 0 ? fail(errno, "opening a directory") : 0;
-    size_t size = (size_t)snprintf(text, sizeof text, "%d", (int)child.pid);
     for (int i = 0; i < m->num_fds - given && !born_in_group && result == 0; i++)
-        if (write(m->fds[i], text, size) < 0) result = fail(errno, "joining a control group");
+        if (dprintf(m->fds[i], "%d", (int)child.pid) < 0)
+            result = fail(errno, "joining a control group");
     if (result == 0 && !try_send(child.control, &order, creation, sizeof *creation))
         result = fail(errno, "waking the init");
     if (result < 0) {
@@ -231,7 +216,7 @@ static int end_box(const struct message *m, struct box *box) {
     char path[40];
     /* The end of many files in an overlay takes milliseconds. Where a process that was kept has one
      * open for writing, there is nothing to gain by not waiting for it. */
-    bool early = freezes && make_read_only((int)(box - boxes)) == 0;
+    bool early = freezes && change_upper((int)(box - boxes), NULL) == 0;
     /* To take the mounts of a box apart takes half of its end. If it seems that nobody waits for
      * another box, we do it after the answer; else many die at once, without us. To unmount a
      * disk, which writes to it, is for others. */
@@ -251,12 +236,10 @@ static int use_box(const struct message *m, const struct request *asked) {
     if (box == NULL && m->op == DESTROY) box = find(asked->number, true);
     if (box == NULL) return fail(ENOENT, "no such box or layer");
     if (m->op == LAYERFD) return send_upper(m->id, asked->number);
-    if (m->op == RESIZE) {
-        if (box->has_disk) return fail(EOPNOTSUPP, "a disk of the owner keeps its size");
-        if (resize_upper((int)asked->number, asked) < 0) return -1;
-    } else if (box->pid > 0) {
-        return end_box(m, box);
-    }
+    bool resizes = m->op == RESIZE;
+    if (resizes && box->has_disk) return fail(EOPNOTSUPP, "a disk of the owner keeps its size");
+    if (resizes && change_upper((int)asked->number, asked) < 0) return -1;
+    if (!resizes && box->pid > 0) return end_box(m, box);
     send_done(m->id); /* before what takes time */
     if (m->op == DESTROY) drop(box);
     if (m->op == FREEZE) box->state = LAYER;
@@ -268,7 +251,7 @@ static void reap_inits(void) {
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
         struct box *box = boxes, *end = boxes + num_boxes;
         /* If it cannot live, another one will not, and there is time. */
-        if (pid == spare.pid) forget(&spare), hurry = false;
+        if (pid == spare.pid) spare.pid = 0, abandon(&spare), hurry = false;
         while (box < end && box->pid != pid) box++;
         if (box == end) continue;
         uint32_t died[] = {(uint32_t)(box - boxes), (uint32_t)status};
@@ -281,24 +264,24 @@ static void reap_inits(void) {
     }
 }
 
+/* What each operation has of a request. */
+enum { ONE = offsetof(struct request, num_bytes), SIZES = offsetof(struct request, shm_bytes) };
+static const uint8_t parts[] = {
+    [CREATE] = offsetof(struct request, layers), [FREEZE] = ONE, [DESTROY] = ONE,
+    [NEWLAYER] = SIZES, [LAYERFD] = ONE, [RESIZE] = SIZES};
+
 /* Whether a message has all that its operation has, and nothing else. */
 static bool is_sound(const struct message *m, const struct request *asked) {
-    static const struct { uint8_t num_bytes, flags; } forms[] = {
-        [CREATE] = {offsetof(struct request, layers), CREATE_INTO_CGROUP | CREATE_DETERMINISTIC |
-                                                      CREATE_PACKAGES | CREATE_UPPER},
-        [FREEZE] = {offsetof(struct request, num_bytes), 0},
-        [DESTROY] = {offsetof(struct request, num_bytes), 0},
-        [NEWLAYER] = {offsetof(struct request, shm_bytes), NEWLAYER_UPPER},
-        [LAYERFD] = {offsetof(struct request, num_bytes), 0},
-        [RESIZE] = {offsetof(struct request, shm_bytes), 0}};
-    if (m->op < CREATE || m->op > RESIZE) return false;
-    size_t num_bytes = forms[m->op].num_bytes;
-    int given = m->flags & CREATE_UPPER ? 1 : 0, num_groups = m->num_fds - given;
-    if (m->op == CREATE) num_bytes += asked->num_layers * sizeof *asked->layers;
-    else if (num_groups != 0) return false;
-    if (m->flags & CREATE_INTO_CGROUP && num_groups != 1) return false;
-    return num_groups >= 0 && num_groups <= MAX_CREATE_FDS &&
-           is_complete(m, num_bytes, forms[m->op].flags, m->num_fds);
+    bool creates = m->op == CREATE, numbered = !creates && m->op != NEWLAYER;
+    int flags = creates ? CREATE_INTO_CGROUP | CREATE_DETERMINISTIC | CREATE_PACKAGES | CREATE_UPPER
+                        : numbered ? 0 : NEWLAYER_UPPER;
+    int num_groups = m->num_fds - (m->flags & CREATE_UPPER ? 1 : 0);
+    int least = m->flags & CREATE_INTO_CGROUP ? 1 : 0;
+    int most = least ? 1 : creates ? MAX_CREATE_FDS : 0;
+    if (m->op < CREATE || m->op > RESIZE || num_groups < least || num_groups > most) return false;
+    if (!numbered && asked->number != 0) return false;
+    size_t num_layers = creates ? asked->num_layers : 0;
+    return is_complete(m, parts[m->op] + num_layers * sizeof *asked->layers, flags, m->num_fds);
 }
 
 static void serve_owner(void) {
@@ -309,8 +292,8 @@ static void serve_owner(void) {
     if (received == 0) exit(0);
     errno = EBADMSG;
     if (received < 0 || !is_sound(&m, asked)) die("what the owner says");
-    bool has_sizes = m.op == CREATE || m.op == NEWLAYER || m.op == RESIZE;
-    if (has_sizes && !(m.flags & CREATE_UPPER) && !(asked->num_bytes > 0 && asked->num_inodes > 0))
+    bool has_sizes = asked->num_bytes > 0 && asked->num_inodes > 0;
+    if (parts[m.op] >= SIZES && !(m.flags & CREATE_UPPER) && !has_sizes)
         result = fail(EINVAL, "sizes are more than 0");
     else if (m.op == CREATE) result = create(&m, asked), hurry = false;
     else if (m.op == NEWLAYER) result = make_layer(&m, asked);
@@ -342,7 +325,7 @@ int main(void) {
     for (bool can_prepare = true;;) {
         struct pollfd wait[2] = {{CHILDREN, POLLIN, 0}, {OWNER, POLLIN, 0}};
         struct signalfd_siginfo ignored;
-        bool prepare = can_prepare && spare.pid == 0 && spare_network < 0;
+        bool prepare = can_prepare && spare.pid == 0 && !has_network;
         int num_ready = poll(wait, 2, prepare ? hurry ? 0 : QUIET_MS : -1);
         if (prepare && num_ready == 0) can_prepare = prepare_child() >= 0;
         if (num_ready <= 0) continue;

@@ -1,7 +1,3 @@
-#define _GNU_SOURCE
-#include <stdio.h>
-#include <sys/stat.h>
-
 #include "zygote.h"
 
 enum { SET_FLAG, SET_STRING, CMD_CREATE = 6, CMD_RECONFIGURE }; /* of fsconfig */
@@ -12,31 +8,20 @@ static int set(int context, const char *key, uint64_t value) {
     return (int)syscall(SYS_fsconfig, context, SET_STRING, key, text, 0);
 }
 
-static int configure(int context, const struct request *room, int command) {
+static int set_sizes(int context, const struct request *room) {
     /* 8 more for the root, the three directories and what the overlay makes in `w`. */
-    if (set(context, "size", room->num_bytes) < 0 ||
-        set(context, "nr_inodes", room->num_inodes + 8ULL) < 0)
-        return -1;
-    return (int)syscall(SYS_fsconfig, context, command, NULL, NULL, 0);
-}
-
-static int pick(int mount) {
-    return (int)syscall(SYS_fspick, mount, "", 8 /* the descriptor itself */ | 1);
+    int result = set(context, "size", room->num_bytes);
+    return result < 0 ? result : set(context, "nr_inodes", room->num_inodes + 8ULL);
 }
 
 static int failed(void) { return fail(errno, "making, furnishing or changing a file system"); }
 
-int resize_upper(int mount, const struct request *room) {
-    int context = pick(mount);
-    int result = configure(context, room, CMD_RECONFIGURE) < 0 ? failed() : 0;
-    close(context);
-    return result;
-}
-
-int make_read_only(int mount) {
-    int context = pick(mount), result = -1;
-    if (syscall(SYS_fsconfig, context, SET_FLAG, "ro", NULL, 0) == 0)
-        result = (int)syscall(SYS_fsconfig, context, CMD_RECONFIGURE, NULL, NULL, 0);
+int change_upper(int mount, const struct request *room) {
+    int context = (int)syscall(SYS_fspick, mount, "", 8 /* the descriptor itself */ | 1);
+    int result = room != NULL ? set_sizes(context, room)
+                              : (int)syscall(SYS_fsconfig, context, SET_FLAG, "ro", NULL, 0);
+    if (result == 0) result = (int)syscall(SYS_fsconfig, context, CMD_RECONFIGURE, NULL, NULL, 0);
+    if (result < 0) failed();
     close(context);
     return result;
 }
@@ -58,7 +43,8 @@ static int furnish(int mount) {
 
 int make_upper(const struct request *room) {
     int context = (int)syscall(SYS_fsopen, "tmpfs", 1), mount = -1;
-    if (configure(context, room, CMD_CREATE) == 0)
+    if (set_sizes(context, room) == 0 &&
+        syscall(SYS_fsconfig, context, CMD_CREATE, NULL, NULL, 0) == 0)
         mount = (int)syscall(SYS_fsmount, context, 1, NOSUID | NODEV);
     int result = furnish(mount);
     close(context);

@@ -1,9 +1,4 @@
-#include "wire.h"
-
-#include <errno.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
+#include "zygote.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the protocol is little endian");
 _Static_assert(offsetof(struct message, num_fds) == HEADER_BYTES, "it begins with the header");
@@ -11,8 +6,7 @@ union control {
     char bytes[CMSG_SPACE(sizeof(int) * MAX_FDS)];
     struct cmsghdr align;
 };
-static int failed_error;
-static const char *failed_stage;
+static struct { int32_t error; uint32_t size; char stage[200]; } failure;
 
 /* Nothing here is ever interrupted: no signal has a handler. */
 int receive(struct message *m, void *body) {
@@ -64,14 +58,12 @@ void send_message(struct message *m, const void *body, size_t num_bytes) {
 void send_done(uint32_t id) { send_message(&(struct message){.op = DONE, .id = id}, NULL, 0); }
 
 int fail(int error, const char *stage) {
-    failed_error = error;
-    failed_stage = stage;
+    failure.error = error;
+    failure.size = (uint32_t)strnlen(stage, sizeof failure.stage);
+    memcpy(failure.stage, stage, failure.size);
     return -1;
 }
 
 void send_error(uint32_t id) {
-    struct { int32_t error; uint32_t size; char stage[200]; } body = {.error = failed_error};
-    body.size = (uint32_t)strnlen(failed_stage, sizeof body.stage);
-    memcpy(body.stage, failed_stage, body.size);
-    send_message(&(struct message){.op = ERROR, .id = id}, &body, 8 + body.size);
+    send_message(&(struct message){.op = ERROR, .id = id}, &failure, 8 + failure.size);
 }

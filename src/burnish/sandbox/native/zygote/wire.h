@@ -1,8 +1,7 @@
 /* Messages between owner, helper and inits. ../protocol.py has the layouts; a test compares the
  * constants. To helper and inits, the owner is the other side of descriptor 3: if it is gone, what
  * is sent to it ends the process. */
-#ifndef BURNISH_WIRE_H
-#define BURNISH_WIRE_H
+#pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,9 +19,7 @@ enum flag {
     CREATE_UPPER = 8, NEWLAYER_UPPER = 8,
     EXEC_KEEP = 1, EXEC_IN_FILE = 2, EXEC_PACKAGES = 4,
 };
-enum ending {
-    ENDING_EXITED, ENDING_SIGNALED, ENDING_TIMEOUT, ENDING_NOT_STARTED, ENDING_KILLED,
-};
+enum ending { ENDING_EXITED, ENDING_SIGNALED, ENDING_TIMEOUT, ENDING_NOT_STARTED, ENDING_KILLED };
 
 struct message {
     uint32_t size; /* of header and body */
@@ -46,4 +43,3 @@ void send_done(uint32_t id);
 int fail(int error, const char *stage);
 #define TRY(call, stage) do { if ((call) < 0) return fail(errno, stage); } while (0)
 void send_error(uint32_t id); /* what was told to `fail` last */
-#endif

@@ -11,14 +11,25 @@
  * Our root is that of ../fallback/stage.py: /image the rootfs, /skel the skeleton, /bN the binds,
  * /dev the template of it, /empty a directory, /proc the host's, /m where a box puts its root
  * together, and /l/N, in a box that does so, its writable layer (0) and those below it. */
-#ifndef BURNISH_HELPER_H
-#define BURNISH_HELPER_H
+#pragma once
+#define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <poll.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/types.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "wire.h"
@@ -68,9 +79,9 @@ struct __attribute__((packed)) request {
 int make_upper(const struct request *room);
 /* The same on an empty file system that the owner has made and mounted nowhere. */
 int furnish_upper(int given);
-int resize_upper(int mount, const struct request *room);
-/* For good, whoever has it mounted; fails while a file in it is open for writing. */
-int make_read_only(int mount);
+/* To other sizes; or, without, read-only for good, whoever has it mounted: that fails while a file
+ * in it is open for writing. */
+int change_upper(int mount, const struct request *room);
 
 int leave_root(void); /* the working directory becomes the root, and the old one goes */
 int write_ids(pid_t pid);
@@ -78,13 +89,14 @@ int write_ids(pid_t pid);
  * its file system and those of its layers, lowest first; and another CREATE, when it is in its
  * groups, with that of the box. Then it writes READY or ERROR, for the owner. */
 _Noreturn void become_box(int control);
-_Noreturn void serve(bool has_packages);
+_Noreturn void serve(void);
+extern bool box_has_packages; /* of the box that this is the init of */
 
 /* Children share our memory and report in this record. */
 struct job {
     int fds[3];
     uint16_t op;
-    bool packages, box_has_packages;
+    bool packages;
     const struct __attribute__((packed)) asked {
         uint64_t wall_us, detail; /* of PUT the mode, of GET the most bytes */
         uint32_t uid, gid, num_limits, num_strings[3];
@@ -93,7 +105,8 @@ struct job {
     char *cwd, **lists[3]; /* the files that may be the program; its arguments; its environment */
     volatile int error;
 };
-extern const uint64_t PACKAGE_CAPABILITIES;
+static const uint64_t PACKAGE_CAPABILITIES =
+    1 << CAP_CHOWN | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER | 1 << CAP_FSETID | 1 << CAP_SETUID |
+    1 << CAP_SETGID | 1 << CAP_KILL | 1 << CAP_SYS_CHROOT | 1U << CAP_SETFCAP;
 int set_capabilities(uint64_t permitted);
 pid_t start(struct job *job);
-#endif
