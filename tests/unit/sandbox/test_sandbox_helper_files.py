@@ -7,13 +7,16 @@ import struct
 
 import pytest
 from raw_helper import (
+    COUNT,
     RawBox,
     RawHelper,
     ended,
+    job_body,
+    open_helper,
     shell,
 )
 
-from burnish.sandbox.native.protocol import Flag, Op
+from burnish.sandbox.native.protocol import Ending, Flag, Op
 
 ENDING = (Op.FREEZE, Op.DESTROY)
 
@@ -44,6 +47,34 @@ def test_links_and_specials_are_never_followed_or_read(box: RawBox) -> None:
     assert box.put("link", b"mine") == 0
     assert box.get("link") == b"mine"
     assert shell(box, "cat /etc/passwd").startswith("root")
+
+
+def test_files_go_in_and_out_beside_what_was_kept(box: RawBox) -> None:
+    shell(box, "sleep 1000 & echo", flags=Flag.EXEC_KEEP)
+    assert box.put("a", b"data") == 0
+    assert box.get("a") == b"data"
+    assert int(shell(box, COUNT, flags=Flag.EXEC_KEEP)) == 3
+
+
+def test_a_file_that_takes_too_long_ends_no_process_that_was_kept() -> None:
+    helper = open_helper("c")  # the one in Python needs no limit: nobody can stop its init
+    box = helper.create()
+    null = os.open("/dev/null", os.O_RDWR)
+    shell(box, "truncate -s 8T endless; sleep 1000 & echo", flags=Flag.EXEC_KEEP)
+    body = job_body(box.job_id, ["endless"], detail=2**64 - 1, wall_us=50_000)
+    box.send(Op.GET, body, [null] * 3, Flag.EXEC_KEEP)
+    assert box.exited()[:2] == (Ending.TIMEOUT, 0)
+    assert int(shell(box, COUNT, flags=Flag.EXEC_KEEP)) == 3
+    os.close(null)
+    helper.end()
+
+
+def test_a_path_is_what_the_message_has(box: RawBox) -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for op in (Op.PUT, Op.GET):
+        box.send(op, job_body(box.job_id), [null] * 3, Flag.EXEC_KEEP)
+        assert box.exited()[:2] == (Ending.NOT_STARTED, errno.EINVAL)
+    os.close(null)
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_rest(helper: RawHelper) -> None:

@@ -179,6 +179,26 @@ async def ask(stage: Stage, forger: Forger, null: int) -> None:
     stage.theirs.recv(1 << 16)
 
 
+async def move(stage: Stage, forger: Forger, null: int) -> None:
+    """One file; it is there only if the second reader says so."""
+    stage.num_asked += 1
+    data = forger.reply(stage.num_asked, Op.EXITED)
+    stage.send(data, [null] * forger.num_fds())
+    found = read(data[:MOST_READ_BYTES], stage.num_asked)
+    if found is None or found.op not in (Op.EXITED, Op.ERROR):
+        with pytest.raises(ClassifiedFailure):
+            await stage.init.transfer(Op.PUT, b"", (), 0)
+        assert stage.init.dead, data
+    elif found == Reading(Op.EXITED, (Ending.EXITED, 0)):
+        await stage.init.transfer(Op.PUT, b"", (), 0)
+        assert not stage.init.dead
+    else:
+        with pytest.raises(OSError):  # noqa: PT011
+            await stage.init.transfer(Op.PUT, b"", (), 0)
+        assert not stage.init.dead
+    stage.theirs.recv(1 << 16)
+
+
 async def run(stage: Stage, forger: Forger, null: int) -> None:
     """One command; an end is believed only if it is one."""
     gauge = Gauge(None, None)
@@ -241,7 +261,7 @@ async def forge(ended_pid: int, seed: int, num_messages: int) -> None:
         if number % 10 == 0:
             await greet(ended_pid, forger, null)
             continue
-        await (run if number % 2 else ask)(stage, forger, null)
+        await (run, ask, move)[number % 3](stage, forger, null)
         if stage.init.dead:
             stage.close()
             stage = Stage(ended_pid)

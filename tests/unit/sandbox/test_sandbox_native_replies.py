@@ -143,14 +143,16 @@ READY = wire.message(Op.READY, 0)
 
 
 def answer(
-    data: bytes, fds: tuple[int, ...] = (), first: bytes = READY
+    data: bytes, fds: tuple[int, ...] = (), first: bytes = READY, op: Op = Op.LISTEN
 ) -> tuple[HostileInit, BaseException | object]:
     hostile = HostileInit()
     hostile.theirs.send(first)
 
     async def ask() -> object:
         socket.send_fds(hostile.theirs, [data], fds)
-        return await hostile.init.ask(Op.LISTEN, b"")
+        if op is Op.LISTEN:
+            return await hostile.init.ask(op, b"")
+        return await hostile.init.transfer(op, b"", (), 0)
 
     try:
         return hostile, asyncio.run(ask())
@@ -179,11 +181,39 @@ def test_an_init_that_breaks_the_protocol_is_killed(data: bytes) -> None:
     assert hostile.process.returncode == -9
 
 
+@pytest.mark.parametrize(
+    "data", [b"x", wire.message(Op.DONE, 1), exited(2), exited(1, 3, 0), wire.message(Op.EXITED, 1)]
+)
+def test_a_file_is_where_it_belongs_only_if_the_init_says_so(data: bytes) -> None:
+    hostile, outcome = answer(data, op=Op.PUT)
+    assert isinstance(outcome, ClassifiedFailure)
+    assert hostile.process.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [
+        (exited(1, Ending.NOT_STARTED, errno.ENOSPC), errno.ENOSPC),
+        (exited(1, Ending.TIMEOUT), errno.ETIMEDOUT),
+        (exited(1, Ending.SIGNALED, 9), errno.EIO),
+        (exited(1, Ending.EXITED, 1), errno.EIO),
+        (wire.message(Op.ERROR, 1, struct.pack("<iI", errno.EBUSY, 0)), errno.EBUSY),
+    ],
+)
+def test_what_keeps_a_file_from_being_moved_is_an_error(data: bytes, number: int) -> None:
+    hostile, outcome = answer(data, op=Op.GET)
+    assert isinstance(outcome, OSError)
+    assert outcome.errno == number
+    assert not hostile.init.dead
+    assert answer(exited(), op=Op.GET)[1] is None
+
+
 def test_descriptors_that_nobody_asked_for_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     null = os.open("/dev/null", os.O_RDONLY)
     hostile, outcome = answer(wire.message(Op.DONE, 2), (null, null, null))
     assert isinstance(outcome, ClassifiedFailure)
+    assert answer(exited(), (null, null), op=Op.PUT)[1] is None
     hostile, outcome = answer(wire.message(Op.ERROR, 1, struct.pack("<iI", 2, 0)), (null, null))
     assert isinstance(outcome, FileNotFoundError)
     assert not hostile.init.dead

@@ -67,7 +67,8 @@ owner -> init
               becomes a file with what is read from stdin (a file). Replaces atomically, makes
               missing parents, never follows a link; the path is relative to /work.
               -> EXITED; what kept it from being done is NOT_STARTED. At wall_us it is killed, and
-              nothing that was kept.
+              nothing that was kept. (The helper in Python has no limit: its init does this itself,
+              and nothing in the box can stop that one.)
     GET       As PUT, but the other way round: at most so many bytes, in place of 0, go to stdout (a
               file). NOT_STARTED ENOENT for whatever is not a regular file.
     PYTHON    As EXEC, with u32 kind (`PythonKind`), u32 options (`PythonOption`) in place of 0,
