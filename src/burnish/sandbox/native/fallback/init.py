@@ -247,10 +247,13 @@ class Init:
                     files.put(path, source, job.detail & 0o777)
                 else:
                     files.get(path, target, job.detail)
+            ending, code = Ending.EXITED, 0
         except OSError as error:
-            self._refuse(message.id, error.errno or errno.EIO)
-        else:
-            self._send_end(message.id, Ending.EXITED, 0)
+            ending, code = Ending.NOT_STARTED, error.errno or errno.EIO
+        if not message.flags & Flag.EXEC_KEEP:
+            _kill_all()
+            _reap_all(_Usage())
+        self._send_end(message.id, ending, code)
 
     def _listen(self, message: Message) -> None:
         fields = Fields(message.body)
