@@ -187,14 +187,14 @@ async def move(stage: Stage, forger: Forger, null: int) -> None:
     found = read(data[:MOST_READ_BYTES], stage.num_asked)
     if found is None or found.op not in (Op.EXITED, Op.ERROR):
         with pytest.raises(ClassifiedFailure):
-            await stage.init.transfer(Op.PUT, b"", (), 0)
+            await stage.init.transfer(Op.PUT, b"", null, False)
         assert stage.init.dead, data
     elif found == Reading(Op.EXITED, (Ending.EXITED, 0)):
-        await stage.init.transfer(Op.PUT, b"", (), 0)
+        await stage.init.transfer(Op.PUT, b"", null, False)
         assert not stage.init.dead
     else:
         with pytest.raises(OSError):  # noqa: PT011
-            await stage.init.transfer(Op.PUT, b"", (), 0)
+            await stage.init.transfer(Op.PUT, b"", null, False)
         assert not stage.init.dead
     stage.theirs.recv(1 << 16)
 

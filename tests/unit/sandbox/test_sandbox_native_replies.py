@@ -107,8 +107,8 @@ def test_the_bodies_of_python_and_of_files_are_those_of_commands() -> None:
     body = wire.exec_body(JOB._replace(python=part, rlimits=()))
     head = struct.pack("<QIIIIIIII", 1000, 2, 1, 1, 2, 0, 1, 1, 1)
     assert body == head + b"/work\0code\0\xff\0A=1\0"
-    head = struct.pack("<QQIIIIII", 5, 0o644, 1, 2, 0, 0, 1, 0)
-    assert wire.file_body(5, (1, 2), 0o644, "a/b") == head + b"/\0a/b\0"
+    head = struct.pack("<QQIIIIII", 20_000_000, 0o644, 1, 2, 0, 0, 1, 0)
+    assert wire.file_body((1, 2), 0o644, "a/b") == head + b"/\0a/b\0"
 
 
 def test_a_message_that_is_too_long_is_not_built() -> None:
@@ -119,7 +119,7 @@ def test_a_message_that_is_too_long_is_not_built() -> None:
 
 def test_a_nul_byte_in_a_path_is_not_sent() -> None:
     with pytest.raises(ValueError, match="NUL"):
-        wire.file_body(0, (0, 0), 0, "a\0b")
+        wire.file_body((0, 0), 0, "a\0b")
 
 
 class HostileInit:
@@ -152,7 +152,7 @@ def answer(
         socket.send_fds(hostile.theirs, [data], fds)
         if op is Op.LISTEN:
             return await hostile.init.ask(op, b"")
-        return await hostile.init.transfer(op, b"", (), 0)
+        return await hostile.init.transfer(op, b"", hostile.init.upper_fd, False)
 
     try:
         return hostile, asyncio.run(ask())

@@ -38,8 +38,6 @@ _DEFAULTS = Limits()
 _rlimits = lru_cache(maxsize=64)(rlimits)
 _HOLDS_MORE = refused(ExecStatus.DISK, "the box already holds more than it may")
 _FILE_MODE = 0o644
-# What was kept in the box can stop the process that reads or writes for us.
-_FILE_TASK_US = 20_000_000
 # EIO, ETIMEDOUT: a program that was kept has killed or stopped the process that reads for us.
 _NOT_A_FILE = (
     *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR),
@@ -101,13 +99,12 @@ class LiveBox:
             OSError: no space left, or something in the way is not a directory.
             ClassifiedFailure: the box is gone.
         """
-        relative = "/".join(split_path(path))
-        body = wire.file_body(_FILE_TASK_US, self._user, _FILE_MODE, relative)
+        body = wire.file_body(self._user, _FILE_MODE, "/".join(split_path(path)))
         async with self._lock:
             init = await self._ready()
             content = sealed(data)
             try:
-                await self._transfer(init, Op.PUT, body, content)
+                await self._steadily(init.transfer(Op.PUT, body, content, self._kind.packages))
             finally:
                 os.close(content)
 
@@ -120,13 +117,12 @@ class LiveBox:
             ClassifiedFailure: the box is gone.
         """
         reader = self._station.user.uid
-        relative = "/".join(split_path(path))
-        body = wire.file_body(_FILE_TASK_US, (reader, reader), limit_bytes, relative)
+        body = wire.file_body((reader, reader), limit_bytes, "/".join(split_path(path)))
         async with self._lock:
             init = await self._ready()
             content = anonymous()
             try:
-                await self._transfer(init, Op.GET, body, content)
+                await self._steadily(init.transfer(Op.GET, body, content, self._kind.packages))
                 return os.pread(content, limit_bytes, 0)
             except OSError as error:
                 if error.errno in _NOT_A_FILE:
@@ -134,13 +130,6 @@ class LiveBox:
                 raise
             finally:
                 os.close(content)
-
-    async def _transfer(self, init: Init, op: Op, body: bytes, content: int) -> None:
-        """A file goes in or out, whatever lives in the box, with all powers that jobs can have."""
-        null = self._services.null_fd
-        fds = (content, null, null) if op is Op.PUT else (null, content, null)
-        flags = wire.exec_flags(keep=True, packages=self._kind.packages)
-        await self._steadily(init.transfer(op, body, fds, flags))
 
     async def exec(
         self,

@@ -172,14 +172,15 @@ class Init:
                 os.close(descriptor)
             raise
 
-    async def transfer(self, op: Op, body: bytes, fds: tuple[int, ...], flags: int) -> None:
-        """PUT or GET.
+    async def transfer(self, op: Op, body: bytes, file: int, packages: bool) -> None:
+        """PUT out of a file or GET into it, whatever lives in the box.
 
         Raises:
             OSError: as the init says; EIO if a process of the box killed the one that did it.
             ClassifiedFailure: it ended, answered nonsense or not at all.
         """
-        number = self.send(op, body, fds, flags)
+        flags = wire.exec_flags(keep=True, packages=packages)
+        number = self.send(op, body, (file,) * 3, flags)
         data, descriptor = await self._answer()
         if descriptor >= 0:
             os.close(descriptor)

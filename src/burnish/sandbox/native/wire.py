@@ -26,6 +26,8 @@ REPLY_BYTES = 4096
 _COUNT = struct.Struct("<I")
 _CREATE = struct.Struct("<IQIQI")
 _EXITED = struct.Struct(f"{HEADER.format}IiQQQQ")
+# What was kept in the box can stop the process that reads or writes for us.
+_FILE_TASK_US = 20_000_000
 _MAX_U64 = 2**64 - 1
 _MAX_ERRNO = 4095
 _MAX_PATH_BYTES = 4096
@@ -159,9 +161,9 @@ def exec_body(job: Job) -> bytes:
     return _job_body(job, kind | options << 32, source_file, job.argv[1:], variables)
 
 
-def file_body(wall_us: int, user: tuple[int, int], detail: int, path: str) -> bytes:
+def file_body(user: tuple[int, int], detail: int, path: str) -> bytes:
     """Of PUT, where the detail is the mode, and of GET: the most bytes."""
-    job = Job(wall_us, *user, (), "/", (path,), (), {})
+    job = Job(_FILE_TASK_US, *user, (), "/", (path,), (), {})
     return _job_body(job, detail, _NONE, job.argv, _NONE)
 
 

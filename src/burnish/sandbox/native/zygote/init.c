@@ -34,8 +34,8 @@ static pid_t reap(int options, int *status) {
     pid_t pid = wait4(-1, status, options, &usage);
     if (pid <= 0) return pid;
     uint64_t rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
-    command.end.user_us += usage.ru_utime.tv_sec * 1000000ULL + usage.ru_utime.tv_usec;
-    command.end.system_us += usage.ru_stime.tv_sec * 1000000ULL + usage.ru_stime.tv_usec;
+    command.end.user_us += (uint64_t)(usage.ru_utime.tv_sec * 1000000LL + usage.ru_utime.tv_usec);
+    command.end.system_us += (uint64_t)(usage.ru_stime.tv_sec * 1000000LL + usage.ru_stime.tv_usec);
     if (rss_bytes > command.end.max_rss_bytes) command.end.max_rss_bytes = rss_bytes;
     return pid;
 }
