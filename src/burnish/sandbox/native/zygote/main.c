@@ -306,7 +306,7 @@ static void serve_owner(void) {
 static void begin(void) {
     sigset_t child;
     ssize_t size = pread(SETTINGS, &settings, sizeof settings, 0);
-    if (size < (ssize_t)offsetof(struct settings, rest)) die("settings (the helper in Python starts it)");
+    if (size < (ssize_t)offsetof(struct settings, rest)) die("usage: see ../fallback");
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
     sigprocmask(SIG_BLOCK, &child, NULL);
