@@ -163,8 +163,7 @@ def exec_body(job: Job) -> bytes:
 
 def file_body(user: tuple[int, int], detail: int, path: str) -> bytes:
     """Of PUT, where the detail is the mode, and of GET: the most bytes."""
-    job = Job(_FILE_TASK_US, *user, (), "/", (path,), (), {})
-    return _job_body(job, detail, _NONE, job.argv, _NONE)
+    return JOB.pack(_FILE_TASK_US, detail, *user, 0, 0, 1, 0) + b"/\0" + _text(path)
 
 
 def _job_body(
@@ -217,9 +216,6 @@ def _list(items: Iterable[bytes]) -> bytes:
 
 def _strings(texts: Sequence[str]) -> _Strings:
     return _Strings(len(texts), b"".join(map(_text, texts)))
-
-
-_NONE = _Strings(0, b"")
 
 
 def _text(text: str) -> bytes:

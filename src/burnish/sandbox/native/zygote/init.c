@@ -85,8 +85,8 @@ static void force_end(enum ending ending) {
 static bool take_job(const struct message *m, char *body, struct job *job) {
     bool in_file = m->flags & EXEC_IN_FILE;
     size_t size = m->size - HEADER_BYTES, num_strings = 1; /* the directory */
-    int flags = EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES;
-    if (!is_complete(m, in_file ? 0 : size, flags, in_file ? 4 : 3)) return false;
+    if (!is_complete(m, in_file ? 0 : size, EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES,
+                     in_file ? 4 : 3)) return false;
     if (in_file) {
         struct stat status;
         if (fstat(m->fds[3], &status) < 0 || status.st_size > MAX_BODY_BYTES) return false;

@@ -166,6 +166,7 @@ static int find_child(struct child *child, const struct message *m,
 static int create(const struct message *m, const struct request *creation) {
     bool given = m->flags & CREATE_UPPER;
     struct child child;
+    char text[16];
     if (creation->num_layers > MAX_LAYERS) return fail(EINVAL, "more than 16 layers");
     for (uint32_t i = 0; i < creation->num_layers; i++) {
         if (find(creation->layers[i], true) == NULL) return fail(ENOENT, "no such layer");
@@ -175,19 +176,17 @@ static int create(const struct message *m, const struct request *creation) {
     is_plain = creation->num_layers == 0 && !given;
     born_in_group = m->flags & CREATE_INTO_CGROUP;
     if (find_child(&child, m, creation) < 0) return -1;
-    struct message order = {.op = CREATE, .flags = m->flags};
-    struct message answer = {.op = CREATED, .id = m->id, .num_fds = 3,
-                             .fds = {child.control, child.pidfd, open_upper(child.upper)}};
-    int result = answer.fds[2] < 0 ? fail(errno, "opening a directory") : 0;
+    int result = 0;
+    size_t size = (size_t)snprintf(text, sizeof text, "%d", (int)child.pid);
     for (int i = 0; i < m->num_fds - given && !born_in_group && result == 0; i++)
-        if (dprintf(m->fds[i], "%d", (int)child.pid) < 0)
-            result = fail(errno, "joining a control group");
+        if (write(m->fds[i], text, size) < 0) result = fail(errno, "joining a control group");
+    struct message order = {.op = CREATE, .flags = m->flags};
     if (result == 0 && !try_send(child.control, &order, creation, sizeof *creation))
         result = fail(errno, "waking the init");
-    if (result < 0) {
-        if (answer.fds[2] >= 0) close(answer.fds[2]);
-        return abandon(&child);
-    }
+    struct message answer = {.op = CREATED, .id = m->id, .num_fds = 3,
+                             .fds = {child.control, child.pidfd, open_upper(child.upper)}};
+    if (result == 0 && answer.fds[2] < 0) result = fail(errno, "opening a directory");
+    if (result < 0) return close(answer.fds[2]), abandon(&child);
     send_message(&answer, (uint32_t[]){(uint32_t)child.upper, (uint32_t)child.pid}, 8);
     close_fds(&answer);
     newest = add(child.upper, (struct box){LIVES, given, child.pid, 0, 0});
