@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import statistics
 import tarfile
 import tempfile
@@ -23,6 +24,7 @@ from typing import Any
 
 from boxes.disks import measure
 from boxes.floors import JOB, MODULES, bwrap_cycle, crun_cycle, make_tree, spawn
+from boxes.kills import killed_boxes, killed_owners
 
 from burnish.core.boxes import ExecStatus, Limits, Sandbox
 from burnish.core.errors import UserError
@@ -177,10 +179,11 @@ async def states(n: int) -> AsyncIterator[Row]:
         archive = Path(folder, "tree.tar")
         async with pool_of(max_boxes=2, warm_boxes=0) as pool:
             for number in range(n):
-                if number % 10 == 0:
+                if number % (5 if n < 100 else 1) == 0:
                     times["c"].append(await timed(lambda: tar(archive, tree)))
                     target = Path(folder, f"x{number}")
                     times["x"].append(await timed(lambda at=target: untar(archive, at)))
+                    shutil.rmtree(target)
                 async with pool.acquire() as box:
                     await fill(box, limits)
                     await one_state(box, limits, times)
@@ -192,7 +195,8 @@ async def states(n: int) -> AsyncIterator[Row]:
         ("rollback+exec", "x", None),
     ):
         name = f"{key} of 50 MB in 2,000 files"
-        yield row(name, medians[key], f"tar {peer}", medians[peer], target, n)
+        found = row(name, medians[key], f"tar {peer}", medians[peer], target, n)
+        yield found | {"note": f"median of {n}, tar of {len(times[peer])}"}
     for key, most_ms in (("snapshot", 1), ("rollback", 2)):
         found_ms, note = round(medians[key], 3), f"median of {n}, no peer"
         yield count(f"{key}, by itself", found_ms, "ms", most_ms, found_ms <= most_ms, note)
@@ -313,6 +317,23 @@ async def throughput(seconds: float) -> AsyncIterator[Row]:
     yield count("full cycles per second", round(rate), "1/s", 400, rate >= 400, note)
 
 
+async def kills(num_cycles: int) -> AsyncIterator[Row]:
+    """Boxes, helpers and owners that are killed at random, and what stays behind."""
+    pool = await asyncio.to_thread(NativePool, SandboxConfig(max_boxes=8, warm_boxes=2))
+    boxes = await asyncio.to_thread(killed_boxes, pool, num_cycles)
+    await pool.close()
+    found = [boxes]
+    if os.getuid() == 0:
+        found.append(await asyncio.to_thread(killed_owners, max(10, num_cycles // 100)))
+    killed = ", ".join(f"{n} {kind}" for one in found for kind, n in sorted(one.killed.items()))
+    left = {kind: n for one in found for kind, n in one.left.items()}
+    note = f"kill -9 of {killed}; processes, mounts, cgroups, namespaces, fds, layers, files"
+    note += f"; owners had {found[1].num_cycles} boxes" if found[1:] else "; owners: needs root"
+    name = f"left by {num_cycles:,} cycles with random kills"
+    total = sum(map(abs, left.values()))
+    yield count(name, total, "things", 0, not left, note) | {"n": num_cycles, "left": left}
+
+
 def memory_used_bytes() -> int:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return (int(fields["MemTotal"].split()[0]) - int(fields["MemAvailable"].split()[0])) * 1024
@@ -326,8 +347,9 @@ def parts(quick: bool) -> Iterator[tuple[str, AsyncIterator[Row]]]:
     yield "starts", starts(60 if quick else 400)
     yield "python", python_jobs(20 if quick else 200)
     yield "states", states(20 if quick else 200)
-    yield "forks", forks(10 if quick else 60)
+    yield "forks", forks(10 if quick else 200)
     yield "disks", disks(9 if quick else 60)
+    yield "kills", kills(300 if quick else 10_000)
     yield "throughput", throughput(3 if quick else 15)
     yield "crowd", crowd(200 if quick else 4000)
 
@@ -337,7 +359,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds; 200 boxes, not 4,000")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument(
-        "--only", help="one of starts, python, states, forks, disks, throughput, crowd"
+        "--only", help="one of starts, python, states, forks, disks, kills, throughput, crowd"
     )
     arguments = parser.parse_args()
     rows: list[Row] = []

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from box_kinds import ImagePool, WarmPool
 from engine_backends import BACKENDS as ENGINES
 from engine_backends import REAL, Backend, VllmProcess, open_backend
 
@@ -69,14 +70,27 @@ BACKENDS |= {
 SLOW = frozenset({"oci-crun-sampled", "oci-runc", "gvisor", "podman", "podman-sampled", "docker"})
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in BACKENDS
-    ],
-)
+# Other ways to a native box, for hostile code only.
+KINDS: dict[str, MakePool] = {"native-warm": WarmPool, "native-image": ImagePool}
+SLOW |= frozenset(KINDS)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "backend" in metafunc.fixturenames:
+        names = [*BACKENDS, *(KINDS if "_escape" in metafunc.module.__name__ else ())]
+        marked = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in names]
+        metafunc.parametrize("backend", marked, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def backend(request: pytest.FixtureRequest) -> MakePool:
-    return BACKENDS[request.param]
+    return {**BACKENDS, **KINDS}[request.param]
+
+
+@pytest.fixture
+def owns_root(pool: SandboxPool) -> bool:
+    """Whether programs may change what lies below `/usr`: it is their box's copy of an image."""
+    return isinstance(pool, ImagePool)
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,9 @@ BACKENDS: dict[str, MakePool] = {
     "oci-crun": lambda config, network: OciPool(config, "crun", network=network),
     "oci-runc": lambda config, network: OciPool(config, "runc", network=network),
     "gvisor": lambda config, network: OciPool(config, "runsc", network=network),
+    "podman": lambda config, network: OciPool(config, "podman", network=network),
 }
-SLOW = frozenset({"oci-runc", "gvisor"})
+SLOW = frozenset({"oci-runc", "gvisor", "podman"})
 PROBE = """
 import os, socket, sys, urllib.request
 port = int(sys.argv[1])

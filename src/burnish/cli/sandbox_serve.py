@@ -34,7 +34,8 @@ def serve(
     Args:
         listen: HOST:PORT; beyond this machine it takes a token, and should take TLS.
         socket: a Unix socket for this user instead.
-        token_file: holds the secret that clients must send.
+        token_file: holds the secret that clients must send; or lines of NAME SECRET, and users
+            share the boxes by name.
         tls_cert: PEM chain of the server.
         tls_key: its private key.
         backend: what runs the boxes; `burnish doctor` lists them.

@@ -91,7 +91,7 @@ class Policy(Record, frozen=True, kw_only=True):
     """What root of the box may do."""
     deterministic: bool = False
     """Same process ids, host name, time zone, hash seed, addresses and one processor, where
-    possible; `docs/sandbox.md` says which items are guaranteed."""
+    possible; `burnish.sandbox.determinism` lists what is guaranteed."""
 
 
 class Usage(Record, frozen=True, kw_only=True):

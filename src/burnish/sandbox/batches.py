@@ -5,7 +5,7 @@
                                   one fails, or the caller is cancelled: all leave
 
 Two batches that each held a part of what they want would wait for each other for ever: hence the
-turn. It is the turn of one pool: clients of one server have each their own.
+turn. It is the turn of one pool: clients of a fleet of several hosts have each their own.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from burnish.core.boxes import Sandbox
 from burnish.sandbox.cancellation import insist
-from burnish.sandbox.native.places import Places
+from burnish.sandbox.places import Places
 
 Box = AbstractAsyncContextManager[Sandbox]
 

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Literal, NamedTuple
 
-from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, SandboxPool
+from burnish.core.boxes import Capabilities, ExecResult, ExecStatus, Feature, SandboxPool
 from burnish.core.checks import Check, Importance
 from burnish.core.errors import ClassifiedFailure, UserError, one_line
 from burnish.sandbox.bubblewrap.inspection import find_bwrap
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.determinism import determinism, summary
 from burnish.sandbox.interpreter import PYTHON_FIX, find_python, python_argv
 from burnish.sandbox.native.binary import helper_problem
 from burnish.sandbox.native.disk_storage import DEFAULT_DIRECTORY, open_uppers
@@ -39,6 +40,7 @@ def probe() -> Probe:
         checks += [native_check, bwrap_check]
     else:
         checks.append(_summary(best.capabilities))
+        checks.append(_determinism_check(best.capabilities))
         checks.append(_python_check(asyncio.run(_run_python(best))))
         checks.append(native_check if native else _demoted(native_check, Importance.BETTER))
         checks.append(_helper_check())
@@ -79,6 +81,17 @@ def _summary(capabilities: Capabilities) -> Check:
     features = ", ".join(sorted(capabilities.features)) or "none"
     detail = f"{capabilities.backend}; limits enforced: {limits}; features: {features}"
     return Check(name="sandbox", ok=True, detail=detail)
+
+
+def _determinism_check(capabilities: Capabilities) -> Check:
+    has_it = Feature.DETERMINISTIC in capabilities.features
+    return Check(
+        name="sandbox determinism",
+        ok=has_it,
+        detail=summary(determinism(capabilities)),
+        fix="" if has_it else 'sandbox.backend = "native"',
+        importance=Importance.OPTIONAL,
+    )
 
 
 def _demoted(check: Check, importance: Importance) -> Check:

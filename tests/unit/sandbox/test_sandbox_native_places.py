@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.native.identities import Identities, for_root, for_user
-from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.stats import Histogram
+from burnish.sandbox.places import Places
 
 
 def test_first_come_first_served() -> None:

@@ -27,7 +27,6 @@ from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.capabilities import describe
 from burnish.sandbox.native.loans import Loan
 from burnish.sandbox.native.making import Making
-from burnish.sandbox.native.places import Places
 from burnish.sandbox.native.python_jobs import WarmBox
 from burnish.sandbox.native.room import Bound, bounds, this_host
 from burnish.sandbox.native.self_test import as_users_problem, try_a_box
@@ -40,6 +39,7 @@ from burnish.sandbox.native.stats import BoxInfo, PoolStats, Tally
 from burnish.sandbox.native.templates import Template, check_template
 from burnish.sandbox.native.warm import WarmBoxes
 from burnish.sandbox.network.base import NetworkProvider
+from burnish.sandbox.places import Places
 from burnish.sandbox.pooling.fair_queue import Ticket
 
 _DEFAULT_POLICY = Policy()

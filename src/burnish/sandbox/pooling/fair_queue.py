@@ -1,23 +1,37 @@
-"""Who gets the next box: weighted fairness between clients, first come first served within one.
+"""Who gets the next box: no client above its share while another is below, fair over grants else.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996, section 2). Deficit round robin shares as well but
-needs a quantum as large as the largest batch, and bursts of that size come with it. The request at
-the head of client i's line, of n units and weight w, has
+The share of client i of weight w_i is capacity * w_i / (sum of w over all that hold or wait), at
+least one. The request at the head of its line, of n units, is next if it comes first among
 
-    start  S = max(V, F_i)        finish  F_i = S + n / w
+1. requests that leave their client within its share, and those of clients that hold nothing;
+2. if there are none of the former: those of clients that hold nothing, and that of the client that
+   holds least (in units / w): what others leave of their shares is divided evenly too.
 
-V is the start of the last grant. The least S goes first (ties: who asked first). While both are
-waiting, the units granted to two clients differ by no more than one request of each:
+So a client with ten thousand requests delays another by one release, not by ten thousand. Who holds
+its share and wants more waits for as long as others want theirs.
+
+What comes first is said by start-time fair queueing (Goyal, Vin, Cheng 1996, section 2). Deficit
+round robin shares as well but needs a quantum as large as the largest batch, and bursts of that
+size come with it. The request has
+
+    start  S = max(V, F_i)        finish  F_i = S + n / w_i
+
+V is the start of the last grant. The least S goes first (ties: who asked first). Where one grant
+is given back before the next, the units granted to two clients, while both wait, differ by no more
+than one request of each:
 
     | W_i / w_i  -  W_j / w_j |  <=  max n_i / w_i  +  max n_j / w_j
 
+Where they are held side by side the shares decide, and this bounds nothing.
+
 A batch is granted whole. If it is next and does not fit, everybody waits until enough was released:
-passing it would starve it. So a request that is first in its client's line waits for at most
+passing it would starve it. So the first request of a client that holds nothing waits for at most
 
     sum over other clients j of  w_j * max n_i / w_i  +  max n_j   units granted before it,
 
-and then for those releases. All clients without a waiting request: V and F start anew, as nobody
-remembers. Fairness is over grants; leases bound how long a box is kept.
+and then for those releases. A batch that cannot fit before its own client releases something holds
+up nobody. Clients that neither wait nor hold are forgotten when nobody waits, and V starts anew
+when there are none. How long a box is kept is bounded by leases.
 """
 
 from collections import OrderedDict
@@ -54,12 +68,28 @@ class Ticket(NamedTuple):
 
 
 class _Client:
-    __slots__ = ("finish", "line", "weight")
+    __slots__ = ("finish", "held", "line", "weight")
 
     def __init__(self) -> None:
         self.line: OrderedDict[int, Ticket] = OrderedDict()
+        self.held = 0
         self.finish = 0.0
         self.weight = 1.0
+
+
+class _Next(NamedTuple):
+    """The head of a line."""
+
+    start: float
+    number: int
+    client: _Client
+    ticket: Ticket
+
+    def by_grants(self) -> tuple[float, int]:
+        return self.start, self.number
+
+    def by_holding(self) -> tuple[float, float, int]:
+        return self.client.held / self.client.weight, self.start, self.number
 
 
 class FairQueue:
@@ -141,7 +171,7 @@ class FairQueue:
             return []
         granted = []
         while (chosen := self._first()) is not None:
-            start, client, ticket = chosen
+            start, _, client, ticket = chosen
             if ticket.units > self._capacity - self._outstanding:
                 break
             del client.line[ticket.number]
@@ -150,6 +180,7 @@ class FairQueue:
             self._granted[ticket.number] = ticket.units
             self._num_waiting -= 1
             self._outstanding += ticket.units
+            client.held += ticket.units
             granted.append(ticket)
         self._forget()
         return granted
@@ -169,8 +200,10 @@ class FairQueue:
         count = left if count is None else count
         assert 0 < count <= left, f"released {count} units of {ticket}, which holds {left}"
         self._outstanding -= count
+        self._clients[ticket.client].held -= count
         if left == count:
             del self._granted[ticket.number]
+            self._forget()
         else:
             self._granted[ticket.number] = left - count
 
@@ -188,28 +221,35 @@ class FairQueue:
             self.cancel(ticket)
         return hopeless
 
-    def _first(self) -> tuple[float, _Client, Ticket] | None:
-        """The waiting request with the least start tag."""
-        best: tuple[float, _Client, Ticket] | None = None
+    def _first(self) -> _Next | None:
+        """The waiting request that is next."""
+        total = sum(client.weight for client in self._clients.values())
+        within, first, above = [], [], []
         for client in self._clients.values():
             if not client.line:
                 continue
             ticket = next(iter(client.line.values()))
-            start = max(self._virtual, client.finish)
-            if best is None or (start, ticket.number) < (best[0], best[2].number):
-                best = (start, client, ticket)
-        return best
+            found = _Next(max(self._virtual, client.finish), ticket.number, client, ticket)
+            wanted = client.held + ticket.units
+            if wanted == 1 or wanted * total <= self._capacity * client.weight:
+                within.append(found)
+            elif not client.held:
+                first.append(found)
+            elif wanted <= self._capacity:
+                above.append(found)
+        if not within and above:
+            within = [min(above, key=_Next.by_holding)]
+        return min(within + first, key=_Next.by_grants, default=None)
 
     def _forget(self) -> None:
         """Drop clients whose past has no influence any more, so that names cannot pile up."""
-        if self._num_waiting == 0:
-            self._clients.clear()
-            self._virtual = 0.0
-            return
         done = [
             name
             for name, client in self._clients.items()
-            if not client.line and client.finish <= self._virtual
+            if not (client.line or client.held)
+            and (client.finish <= self._virtual or not self._num_waiting)
         ]
         for name in done:
             del self._clients[name]
+        if not self._clients:
+            self._virtual = 0.0

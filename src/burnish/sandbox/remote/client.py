@@ -19,7 +19,6 @@ from burnish.core.boxes import (
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.loop_thread import LoopThread
 from burnish.core.records import Record
-from burnish.sandbox.batches import Batches
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.box import RemoteBox, RemoteStatefulBox, box_path
@@ -69,9 +68,8 @@ class RemotePool:
         self._thread = thread or LoopThread()
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
-        self._batches = Batches()
         try:
-            self._info = self._thread.run_blocking(lambda: self._wire.get("/v2/pool", m.PoolInfo))
+            self._info = self._thread.run_blocking(lambda: self._wire.get("/v3/pool", m.PoolInfo))
         except BaseException:
             self._thread.run_blocking(self._wire.close)
             self._end_thread()
@@ -110,8 +108,12 @@ class RemotePool:
     def acquire_many(
         self, count: int, image: str | None = None, policy: Policy | None = None
     ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
-        """See `SandboxPool.acquire_many`. One batch of this client at a time."""
-        return self._batches.take(count, self.max_boxes, lambda: self.acquire(image, policy))
+        """See `SandboxPool.acquire_many`."""
+        policy = policy or Policy()
+        check_policy(image, policy, self.capabilities)
+        if not 1 <= count <= self.max_boxes:
+            raise ValueError(f"asked for {count} boxes at once: 1 to {self.max_boxes} can be had")
+        return self._many(count, image, policy)
 
     async def create(
         self,
@@ -132,7 +134,7 @@ class RemotePool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         request = m.CreateBox(image=image, policy=policy, detached=detached)
-        return await self.claim("/v2/boxes", request, m.BoxInfo, wait_s)
+        return await self.claim("/v3/boxes", request, m.BoxInfo, wait_s)
 
     async def claim(
         self, path: str, request: Record, kind: type[R], wait_s: float | None = None
@@ -169,11 +171,11 @@ class RemotePool:
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
         """All boxes of the server, also of its other clients."""
-        return (await self.run(lambda: self._wire.get("/v2/boxes", m.Boxes))).boxes
+        return (await self.run(lambda: self._wire.get("/v3/boxes", m.Boxes))).boxes
 
     async def stats(self) -> m.Stats:
         """How the server is doing."""
-        return await self.run(lambda: self._wire.get("/v2/stats", m.Stats))
+        return await self.run(lambda: self._wire.get("/v3/stats", m.Stats))
 
     async def close(self) -> None:
         """Destroy the boxes of this pool and hang up; may be called twice."""
@@ -218,6 +220,30 @@ class RemotePool:
         finally:
             await self.release(info.id)
 
+    @asynccontextmanager
+    async def _many(
+        self, count: int, image: str | None, policy: Policy
+    ) -> AsyncIterator[tuple[Sandbox, ...]]:
+        made = await self.create_many(count, image, policy)
+        try:
+            yield tuple(self.attach(info.id) for info in made)
+        finally:
+            await self.release_all(made)
+
+    async def create_many(
+        self, count: int, image: str | None, policy: Policy, *, wait_s: float | None = None
+    ) -> tuple[m.BoxInfo, ...]:
+        """Like `create`, for so many boxes at once: all, or none.
+
+        It is one request: two clients that each had a part of what they want would wait for ever.
+        """
+        request = m.CreateBoxes(count=count, box=m.CreateBox(image=image, policy=policy))
+        return (await self.claim("/v3/batches", request, m.Boxes, wait_s)).boxes
+
+    async def release_all(self, boxes: tuple[m.BoxInfo, ...]) -> None:
+        """See `release`."""
+        await asyncio.gather(*(self.release(info.id) for info in boxes))
+
     async def release(self, box_id: str) -> None:
         """End a box whose user leaves; goes on by itself if the caller is cancelled."""
         try:
@@ -234,10 +260,10 @@ class RemotePool:
         while True:
             await asyncio.sleep(self._info.lease_s / _BEATS_PER_LEASE)
             try:
-                stats = await self._wire.post("/v2/sessions/heartbeat", m.Done(), m.Stats)
+                stats = await self._wire.post("/v3/sessions/heartbeat", m.Done(), m.Stats)
                 if stats.instance != self._info.instance:
                     _LOG.warning("%s was started anew: its former boxes are gone", self.url)
-                    self._info = await self._wire.get("/v2/pool", m.PoolInfo)
+                    self._info = await self._wire.get("/v3/pool", m.PoolInfo)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("the lease could not be renewed: %s", error)
 
@@ -245,7 +271,7 @@ class RemotePool:
         try:
             if self._beating is not None:
                 self._beating.cancel()
-                await self._wire.delete("/v2/sessions")
+                await self._wire.delete("/v3/sessions")
         except (ClassifiedFailure, UserError) as error:
             _LOG.warning("the boxes end with their lease: %s", error)
         finally:

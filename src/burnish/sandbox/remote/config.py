@@ -15,7 +15,7 @@ class ServeConfig(Config):
     socket: Path | None = None
     """Or a Unix socket, for this user only."""
     token_file: Path | None = None
-    """Holds what clients must send. Needed beyond this machine."""
+    """Holds what clients must send: a token, or lines of NAME TOKEN. Needed beyond this machine."""
     tls_cert: Path | None = None
     """PEM chain; with `tls_key` the server speaks HTTPS."""
     tls_key: Path | None = None
@@ -34,8 +34,10 @@ class ServeConfig(Config):
     """One message."""
     max_file_bytes: int = Field(default=8 * 2**30, ge=2**10)
     """One uploaded tar."""
-    max_waiting: int = Field(default=1000, ge=0)
+    max_waiting: int = Field(default=1000, ge=1)
     """Requests for boxes that may wait; more are turned away, and come back."""
+    max_waiting_per_client: int = Field(default=500, ge=1)
+    """Of one client: so many leave room for the others."""
     allow_detached: bool = False
     """Boxes without a lease: for the daemon of one user."""
     idle_exit_s: float | None = None

@@ -134,6 +134,10 @@ class FleetPool:
     ) -> AbstractAsyncContextManager[tuple[Sandbox, ...]]:
         """See `SandboxPool.acquire_many`. They may be on several hosts."""
         most = sum(host.pool.max_boxes for host in self._hosts if host.pool is not None)
+        if len(self._hosts) == 1 and 1 <= count <= most:
+            policy = policy or Policy()
+            check_policy(image, policy, self.capabilities)
+            return self._whole(count, image, policy)
         return self._batches.take(count, most, lambda: self.acquire(image, policy))
 
     async def close(self) -> None:
@@ -156,6 +160,29 @@ class FleetPool:
                 await pool.release(info.id)
             finally:
                 self._count(host, -1)
+
+    @asynccontextmanager
+    async def _whole(
+        self, count: int, image: str | None, policy: Policy
+    ) -> AsyncIterator[tuple[Sandbox, ...]]:
+        """A batch of the only host: one request, see `RemotePool.create_many`."""
+        host = await self._choose()
+        pool = host.pool
+        assert pool is not None
+        self._count(host, count)
+        try:
+            try:
+                made = await pool.create_many(count, image, policy, wait_s=self._timeout_s)
+            except RemoteFailure as error:
+                if error.kind is not ProblemKind.BUSY:
+                    self._failed(host, error)
+                raise
+            try:
+                yield tuple(pool.attach(info.id) for info in made)
+            finally:
+                await pool.release_all(made)
+        finally:
+            self._count(host, -count)
 
     async def _create(self, image: str | None, policy: Policy) -> tuple[_Host, RemotePool, BoxInfo]:
         give_up_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s

@@ -1,28 +1,29 @@
 """What client and server of remote boxes say to each other: MessagePack bodies over HTTP.
 
     GET    /health                          -> Health           no token needed
-    GET    /v2/pool                         -> PoolInfo
-    GET    /v2/stats                        -> Stats
-    GET    /v2/boxes                        -> Boxes
-    POST   /v2/boxes                        CreateBox -> BoxInfo                 (job)
-    DELETE /v2/boxes/ID                     -> Done             also if it is gone
-    POST   /v2/boxes/ID/exec                Exec -> ExecResult                   (job)
-    POST   /v2/boxes/ID/write               WriteFile -> Done                    (job)
-    POST   /v2/boxes/ID/read                ReadFile -> FileData                 (job)
-    POST   /v2/boxes/ID/allow               SetAllow -> Done                     (job)
-    POST   /v2/boxes/ID/snapshot            Done -> Snapshot                     (job)
-    POST   /v2/boxes/ID/rollback            Rollback -> Done                     (job)
-    POST   /v2/boxes/ID/forget              Forget -> Done                       (job)
-    POST   /v2/boxes/ID/fork                Fork -> Boxes                        (job)
-    POST   /v2/boxes/ID/export              Export -> Exported                   (job)
-    POST   /v2/boxes/ID/import              Import -> Done                       (job)
-    PUT    /v2/files                        bytes -> Uploaded   what `import` then names
-    GET    /v2/files/ID                     -> bytes            what `export` made
-    DELETE /v2/files/ID                     -> Done
-    GET    /v2/requests/ID                  -> the answer of a job, or Pending
-    DELETE /v2/requests/ID                  -> Done             ends the job
-    POST   /v2/sessions/heartbeat           -> Stats            keeps the boxes of the session
-    DELETE /v2/sessions                     -> Done             destroys them
+    GET    /v3/pool                         -> PoolInfo
+    GET    /v3/stats                        -> Stats
+    GET    /v3/boxes                        -> Boxes
+    POST   /v3/boxes                        CreateBox -> BoxInfo                 (job)
+    POST   /v3/batches                      CreateBoxes -> Boxes                 (job)
+    DELETE /v3/boxes/ID                     -> Done             also if it is gone
+    POST   /v3/boxes/ID/exec                Exec -> ExecResult                   (job)
+    POST   /v3/boxes/ID/write               WriteFile -> Done                    (job)
+    POST   /v3/boxes/ID/read                ReadFile -> FileData                 (job)
+    POST   /v3/boxes/ID/allow               SetAllow -> Done                     (job)
+    POST   /v3/boxes/ID/snapshot            Done -> Snapshot                     (job)
+    POST   /v3/boxes/ID/rollback            Rollback -> Done                     (job)
+    POST   /v3/boxes/ID/forget              Forget -> Done                       (job)
+    POST   /v3/boxes/ID/fork                Fork -> Boxes                        (job)
+    POST   /v3/boxes/ID/export              Export -> Exported                   (job)
+    POST   /v3/boxes/ID/import              Import -> Done                       (job)
+    PUT    /v3/files                        bytes -> Uploaded   what `import` then names
+    GET    /v3/files/ID                     -> bytes            what `export` made
+    DELETE /v3/files/ID                     -> Done
+    GET    /v3/requests/ID                  -> the answer of a job, or Pending
+    DELETE /v3/requests/ID                  -> Done             ends the job
+    POST   /v3/sessions/heartbeat           -> Stats            keeps the boxes of the session
+    DELETE /v3/sessions                     -> Done             destroys them
 
 A job carries an id of the client's in `Burnish-Request`; the session is in `Burnish-Session`.
 Status 202 is `Pending`: ask again. Other failures are a `Problem`. GET answers are JSON for those
@@ -37,7 +38,7 @@ import msgspec
 from burnish.core.boxes import Capabilities, Limits, Policy
 from burnish.core.records import Failure, Record
 
-API_VERSION = 2
+API_VERSION = 3
 API_HEADER = "Burnish-Api"
 REQUEST_HEADER = "Burnish-Request"
 SESSION_HEADER = "Burnish-Session"
@@ -116,6 +117,15 @@ class CreateBox(Record, frozen=True, kw_only=True):
     """What it may touch."""
     detached: bool = False
     """It lives until it is destroyed, whatever becomes of the client. Not every server allows."""
+
+
+class CreateBoxes(Record, frozen=True, kw_only=True):
+    """Ask for several alike: all, or none."""
+
+    count: int
+    """How many."""
+    box: CreateBox
+    """Each of them."""
 
 
 class Exec(Record, frozen=True, kw_only=True):

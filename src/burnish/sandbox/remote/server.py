@@ -2,14 +2,12 @@
 
 import asyncio
 import hashlib
-import hmac
 import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -18,13 +16,16 @@ from aiohttp import web
 from burnish.core.boxes import SandboxPool
 from burnish.core.clock import Clock, SystemClock
 from burnish.core.records import Record
+from burnish.sandbox.places import Places
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.jobs import Jobs, Owner, Reply
 from burnish.sandbox.remote.leases import Leases
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import EXPECTED, Refused, http_status, problem_of
+from burnish.sandbox.remote.senders import Senders
 from burnish.sandbox.remote.spool import Spool
+from burnish.sandbox.remote.tenants import Owner as BoxOwner
 from burnish.sandbox.remote.tenants import Tenants, close_pool
 from burnish.sandbox.remote.work import Worker
 from burnish.telemetry import prometheus
@@ -45,7 +46,7 @@ class SandboxServer:
         config: ServeConfig,
         *,
         max_boxes: int,
-        token: str | None = None,
+        tokens: Mapping[str, str] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """The pool becomes the server's: it is closed with it.
@@ -54,20 +55,27 @@ class SandboxServer:
             pool: where boxes come from.
             config: what is granted.
             max_boxes: how many the pool can have, for clients that choose between hosts.
-            token: what clients must send; None: nothing.
+            tokens: see `Senders`.
             clock: where the time comes from.
         """
         self._clock = clock or SystemClock()
         self._pool = pool
         self._config = config
         self._max_boxes = max_boxes
-        self._token = None if token is None else token.encode()
+        self._senders = Senders(tokens)
         self._instance = secrets.token_hex(8)
         self._started_s = self._busy_s = self._clock.now_s()
         self._stopping = False
         self._num_expired = 0
-        self._num_refused = 0
-        self._tenants = Tenants(pool, self._clock, config.max_waiting)
+        self._tenants = Tenants(
+            pool,
+            self._clock,
+            Places(
+                max_boxes,
+                max_waiting=config.max_waiting,
+                max_waiting_per_client=config.max_waiting_per_client,
+            ),
+        )
         self._leases = Leases(self._clock, config.lease_s)
         self._jobs = Jobs(
             self._clock,
@@ -85,24 +93,25 @@ class SandboxServer:
         app = web.Application(
             middlewares=[self._guard], client_max_size=self._config.max_request_bytes
         )
-        box = "/v2/boxes/{box}"
+        box = "/v3/boxes/{box}"
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                web.get("/v2/pool", self._show_pool),
-                web.get("/v2/stats", self._show_stats),
-                web.get("/v2/boxes", self._list),
-                web.post("/v2/boxes", self._create),
+                web.get("/v3/pool", self._show_pool),
+                web.get("/v3/stats", self._show_stats),
+                web.get("/v3/boxes", self._list),
+                web.post("/v3/boxes", self._create),
+                web.post("/v3/batches", self._create_many),
                 web.delete(box, self._destroy),
                 web.post(box + "/{verb}", self._use),
-                web.put("/v2/files", self._upload),
-                web.get("/v2/files/{file}", self._download),
-                web.delete("/v2/files/{file}", self._remove_file),
-                web.get("/v2/requests/{request}", self._poll),
-                web.delete("/v2/requests/{request}", self._cancel),
-                web.post("/v2/sessions/heartbeat", self._heartbeat),
-                web.delete("/v2/sessions", self._end_session),
+                web.put("/v3/files", self._upload),
+                web.get("/v3/files/{file}", self._download),
+                web.delete("/v3/files/{file}", self._remove_file),
+                web.get("/v3/requests/{request}", self._poll),
+                web.delete("/v3/requests/{request}", self._cancel),
+                web.post("/v3/sessions/heartbeat", self._heartbeat),
+                web.delete("/v3/sessions", self._end_session),
             ]
         )
         app.cleanup_ctx.append(self._live)
@@ -161,7 +170,7 @@ class SandboxServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if request.path != "/health":
-                self._check_sender(request)
+                self._senders.user_of(request)
             _check_version(request)
             response = await handler(request)
         except web.HTTPRequestEntityTooLarge:
@@ -176,16 +185,11 @@ class SandboxServer:
         response.headers[m.API_HEADER] = str(m.API_VERSION)
         return response
 
-    def _check_sender(self, request: web.Request) -> None:
-        if self._token is None:
-            # A web page must not reach us under a name of its own that leads to this machine.
-            if not _is_local(request.host):
-                raise Refused(ProblemKind.UNAUTHORIZED, "without a token only local names serve")
-            return
-        sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not hmac.compare_digest(sent, b"Bearer " + self._token):
-            self._num_refused += 1
-            raise Refused(ProblemKind.UNAUTHORIZED, "no token, or a wrong one")
+    def _owner(self, request: web.Request) -> BoxOwner:
+        """Users that have names share by those: more sessions are no larger share."""
+        session = self._session(request)
+        user = self._senders.user_of(request)
+        return BoxOwner(session, f"user {user}" if user else f"session {session}")
 
     def _session(self, request: web.Request) -> str:
         session = request.headers.get(m.SESSION_HEADER, "")
@@ -221,21 +225,37 @@ class SandboxServer:
     async def _create(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         wanted = m.decode(body, m.CreateBox)
+        work = self._creation(request, wanted, 1)
+
+        async def one() -> m.BoxInfo:
+            return (await work()).boxes[0]
+
+        return await self._run(request, None, body, one)
+
+    async def _create_many(self, request: web.Request) -> web.StreamResponse:
+        body = await self._body(request)
+        wanted = m.decode(body, m.CreateBoxes)
+        work = self._creation(request, wanted.box, wanted.count)
+        return await self._run(request, None, body, work)
+
+    def _creation(
+        self, request: web.Request, wanted: m.CreateBox, count: int
+    ) -> Callable[[], Coroutine[Any, Any, m.Boxes]]:
         if wanted.detached and not self._config.allow_detached:
             raise Refused(
                 ProblemKind.USER,
                 "boxes of this server go with their client.",
                 fix="leave detached out",
             )
-        session = self._session(request)
+        owner = self._owner(request)
 
-        async def work() -> m.BoxInfo:
+        async def work() -> m.Boxes:
             begun_s = time.perf_counter()
-            tenant = await self._tenants.create(session, wanted)
+            made = await self._tenants.create(owner, wanted, count)
             self._worker.observed.box_wait_s.add(time.perf_counter() - begun_s)
-            return self._info(tenant.id)
+            return m.Boxes(boxes=tuple(self._info(tenant.id) for tenant in made))
 
-        return await self._run(request, None, body, work)
+        return work
 
     async def _use(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
@@ -336,7 +356,7 @@ class SandboxServer:
 
     def _info(self, box: str) -> m.BoxInfo:
         tenant = self._tenants.get(box)
-        left_s = self._leases.left_s(tenant.session)
+        left_s = self._leases.left_s(tenant.owner.session)
         return tenant.info(busy=box in self._jobs.busy_boxes(), lease_left_s=left_s)
 
     def _stats(self) -> m.Stats:
@@ -346,7 +366,7 @@ class SandboxServer:
             uptime_s=self._clock.now_s() - self._started_s,
             max_boxes=self._max_boxes,
             num_expired=self._num_expired,
-            num_refused=self._num_refused,
+            num_refused=self._senders.num_refused,
         )
 
 
@@ -355,17 +375,6 @@ def _check_version(request: web.Request) -> None:
     if found and int(found[1]) != m.API_VERSION:
         what = f"the server speaks version {m.API_VERSION} of the interface, not {found[1]}"
         raise Refused(ProblemKind.VERSION, what)
-
-
-def _is_local(host: str) -> bool:
-    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    name = name.strip("[]")
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _reply(reply: Reply) -> web.Response:

@@ -21,6 +21,7 @@ from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.server import SandboxServer
 
 _MIN_TOKEN_CHARS = 16
+_MAX_TOKEN_BYTES = 2**20
 _TOKEN_FIX = "umask 077; openssl rand -hex 32 > FILE; then --token-file FILE"
 # Longest path of a Unix socket, its final NUL aside.
 _MAX_SOCKET_PATH = 107
@@ -76,14 +77,14 @@ async def listening(
     """
     # Everything that can be wrong with the configuration is found before anything is open.
     try:
-        token = read_token(config.token_file) if config.token_file else None
+        tokens = read_tokens(config.token_file) if config.token_file else None
         context = _tls(config)
-        sock, url = _listen(config, has_token=token is not None, tls=context is not None)
+        sock, url = _listen(config, has_token=tokens is not None, tls=context is not None)
     except UserError:
         await pool.close()
         raise
     address = config.socket.lstat() if config.socket is not None else None
-    server = SandboxServer(pool, config, max_boxes=max_boxes, token=token, clock=clock)
+    server = SandboxServer(pool, config, max_boxes=max_boxes, tokens=tokens, clock=clock)
     runner = web.AppRunner(
         server.application(),
         handler_cancellation=True,
@@ -101,25 +102,41 @@ async def listening(
             _unlink_own(config.socket, address)
 
 
-def read_token(path: Path) -> str:
-    """The secret in a file that only its owner may read.
+def read_tokens(path: Path) -> dict[str, str]:
+    """The secrets in a file that only its owner may read, with the names of their users.
+
+    One word is the token of everybody, with the name "". Or each line is NAME TOKEN.
 
     Raises:
-        UserError: absent, readable by others, or too short to be a secret.
+        UserError: absent, readable by others, or not such a file.
     """
     try:
         with open(path, "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(4096).strip()
+            data = file.read(_MAX_TOKEN_BYTES).strip()
     except OSError as error:
         what = f"the token file {path} cannot be read: {error.strerror}."
         raise UserError(what, fix=_TOKEN_FIX) from error
     if stat.S_ISREG(mode) and mode & 0o077:
         raise UserError(f"others can read the token file {path}.", fix=f"chmod 600 {path}")
-    if len(data) < _MIN_TOKEN_CHARS or not data.isascii() or len(data.split()) != 1:
-        what = f"{path} holds no token: one word of {_MIN_TOKEN_CHARS} or more ASCII characters."
-        raise UserError(what, fix=_TOKEN_FIX)
-    return data.decode()
+    if not data.isascii():
+        raise _no_tokens(path)
+    lines = [line.split() for line in data.decode().splitlines() if line.strip()]
+    if len(lines) == 1 and len(lines[0]) == 1:
+        lines = [["", *lines[0]]]
+    if not lines or any(len(words) != 2 or len(words[1]) < _MIN_TOKEN_CHARS for words in lines):
+        raise _no_tokens(path)
+    tokens = {token: name for name, token in lines}
+    if len(tokens) != len(lines) or len(set(tokens.values())) != len(lines):
+        raise UserError(
+            f"{path} has a name or a token twice.", fix="give each user one line of NAME TOKEN"
+        )
+    return tokens
+
+
+def _no_tokens(path: Path) -> UserError:
+    what = f"{path} holds no token: one word of {_MIN_TOKEN_CHARS} or more ASCII characters, "
+    return UserError(what + "or lines of NAME and such a word.", fix=_TOKEN_FIX)
 
 
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:

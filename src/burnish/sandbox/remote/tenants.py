@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import cast
+from typing import NamedTuple, cast
 
 from burnish.core.boxes import Feature, Policy, Sandbox, SandboxPool, Snapshot, StatefulSandbox
 from burnish.core.clock import Clock
 from burnish.core.errors import ClassifiedFailure, UserError
-from burnish.sandbox.cancellation import uninterrupted
+from burnish.sandbox.cancellation import insist, uninterrupted
+from burnish.sandbox.places import Places
+from burnish.sandbox.pooling.fair_queue import QueueFull, Ticket
 from burnish.sandbox.remote.kept_snapshots import KeptSnapshots
 from burnish.sandbox.remote.messages import BoxInfo, CreateBox, ProblemKind
 from burnish.sandbox.remote.problems import Refused
@@ -19,6 +21,17 @@ _LOG = logging.getLogger(__name__)
 _ID_BYTES = 6
 _DETACHED = ""
 """Owns what no session does."""
+_Box = AbstractAsyncContextManager[Sandbox]
+_Promise = Callable[[], _Box]
+
+
+class Owner(NamedTuple):
+    """Whose a box is."""
+
+    session: str
+    """It goes with this one."""
+    client: str
+    """Clients share the places evenly."""
 
 
 class Tenant:
@@ -28,10 +41,11 @@ class Tenant:
     box has a task that does nothing but hold it.
     """
 
-    def __init__(self, session: str, request: CreateBox, clock: Clock) -> None:
-        """Not there yet."""
+    def __init__(self, owner: Owner, request: CreateBox, ticket: Ticket, clock: Clock) -> None:
+        """Not there yet; it takes one place of the ticket."""
         self.id = secrets.token_hex(_ID_BYTES)
-        self.session = session
+        self.owner = owner
+        self.ticket = ticket
         self.image = request.image
         self.policy = request.policy
         self.detached = request.detached
@@ -103,11 +117,11 @@ class Tenant:
 class Tenants:
     """All boxes of a pool that is served."""
 
-    def __init__(self, pool: SandboxPool, clock: Clock, max_waiting: int) -> None:
-        """None yet."""
+    def __init__(self, pool: SandboxPool, clock: Clock, places: Places) -> None:
+        """None yet; of no more than there are places."""
         self._pool = pool
         self._clock = clock
-        self._max_waiting = max_waiting
+        self._places = places
         self._tenants: dict[str, Tenant] = {}
         self._snapshots = KeptSnapshots()
         self.num_waiting = 0
@@ -123,7 +137,7 @@ class Tenants:
 
     def of(self, session: str) -> tuple[Tenant, ...]:
         """Those that go with their session."""
-        return tuple(t for t in self.all() if t.session == session and not t.detached)
+        return tuple(t for t in self.all() if t.owner.session == session and not t.detached)
 
     def get(self, box_id: str) -> Tenant:
         """A live box.
@@ -140,54 +154,43 @@ class Tenants:
             )
         return tenant
 
-    async def create(self, session: str, request: CreateBox) -> Tenant:
-        """A fresh box, when the pool has one.
+    async def create(self, owner: Owner, request: CreateBox, count: int = 1) -> list[Tenant]:
+        """Fresh boxes, when it is the client's turn: all of them, or none.
 
         Raises:
+            ValueError: more than there are.
             Refused: too many wait already.
         """
-        if self.num_waiting >= self._max_waiting:
-            raise Refused(ProblemKind.BUSY, f"{self.num_waiting} requests wait for a box already")
         policy = request.policy or Policy()
         return await self._settle(
-            Tenant(session, request, self._clock), self._pool.acquire(request.image, policy)
+            owner, request, count, lambda: self._pool.acquire(request.image, policy)
         )
 
     async def fork(self, parent: Tenant, count: int, snapshot_id: str | None) -> list[Tenant]:
         """Boxes that start alike: all of them, or none.
 
         Raises:
-            ValueError: `count` is no number of boxes.
+            ValueError: more than there are.
+            Refused: too many wait already.
         """
-        if not 1 <= count <= self._max_waiting:
-            raise ValueError(f"count is {count}: it must be between 1 and {self._max_waiting}")
         box = self.stateful(parent)
         # One moment for all, though each is a context of its own that may end alone.
         snapshot = self.snapshot(snapshot_id)
         if snapshot is None:
             snapshot = await box.snapshot()
-            owner = f"fork {secrets.token_hex(_ID_BYTES)}"
-            self._snapshots.keep(snapshot, box, owner)
+            keeper = f"fork {secrets.token_hex(_ID_BYTES)}"
+            self._snapshots.keep(snapshot, box, keeper)
             try:
                 return await self._fork(parent, box, count, snapshot)
             finally:
-                await uninterrupted(asyncio.ensure_future(self._snapshots.release(owner)))
+                await uninterrupted(asyncio.ensure_future(self._snapshots.release(keeper)))
         return await self._fork(parent, box, count, snapshot)
 
     async def _fork(
         self, parent: Tenant, box: StatefulSandbox, count: int, snapshot: Snapshot
     ) -> list[Tenant]:
         request = CreateBox(image=parent.image, policy=parent.policy, detached=parent.detached)
-        made: list[Tenant] = []
-        try:
-            for _ in range(count):
-                child = Tenant(parent.session, request, self._clock)
-                made.append(await self._settle(child, _one_fork(box, snapshot)))
-        except BaseException:
-            # Whoever cancels may do so again: by the end of the session, say.
-            await uninterrupted(asyncio.ensure_future(self.destroy_all(tuple(made))))
-            raise
-        return made
+        return await self._settle(parent.owner, request, count, lambda: _one_fork(box, snapshot))
 
     async def destroy(self, box_id: str) -> None:
         """End a box, if there is one; returns when it is gone."""
@@ -195,7 +198,8 @@ class Tenants:
         if tenant is not None:
             # It stays in the list until it is gone, so that its place is not promised twice.
             await tenant.leave()
-            self._tenants.pop(box_id, None)
+            if self._tenants.pop(box_id, None) is not None:
+                self._places.give_back(tenant.ticket, 1)
 
     async def end_session(self, session: str) -> None:
         """Its boxes go, and the snapshots that were made of them."""
@@ -226,7 +230,7 @@ class Tenants:
 
         That of a detached box belongs to no session.
         """
-        owner = _DETACHED if tenant.detached else tenant.session
+        owner = _DETACHED if tenant.detached else tenant.owner.session
         self._snapshots.keep(snapshot, self.stateful(tenant), owner)
 
     async def forget(self, tenant: Tenant, snapshot_id: str) -> None:
@@ -255,16 +259,47 @@ class Tenants:
         return found
 
     async def _settle(
-        self, tenant: Tenant, context: AbstractAsyncContextManager[Sandbox]
-    ) -> Tenant:
+        self, owner: Owner, request: CreateBox, count: int, promise: _Promise
+    ) -> list[Tenant]:
+        # What the pool refuses it refuses before anybody waits.
+        promise()
         self.num_waiting += 1
         try:
-            await tenant.enter(context)
+            ticket = await self._places.take(count, owner.client)
+            wanted = [Tenant(owner, request, ticket, self._clock) for _ in range(count)]
+            tasks = [asyncio.ensure_future(self._enter(one, promise())) for one in wanted]
+            try:
+                await asyncio.gather(*tasks)
+            except BaseException:
+                # Whoever cancels may do so again: by the end of the session, say.
+                await uninterrupted(asyncio.ensure_future(self._give_up(wanted, tasks)))
+                raise
+            return wanted
+        except QueueFull as error:
+            raise Refused(ProblemKind.BUSY, error.failure.message) from error
         finally:
             self.num_waiting -= 1
+
+    async def _enter(self, tenant: Tenant, context: _Box) -> None:
+        await tenant.enter(context)
         self._tenants[tenant.id] = tenant
         self.num_created += 1
-        return tenant
+
+    async def _give_up(self, wanted: list[Tenant], tasks: list[asyncio.Task[None]]) -> None:
+        """None of them stays; their places are free then."""
+        for task in tasks:
+            # Cancelled with us it may be in the midst of its tidying up already.
+            if not task.cancelling():
+                task.cancel()
+        await insist(lambda: asyncio.wait(tasks))
+        made = [
+            tenant
+            for tenant, task in zip(wanted, tasks, strict=True)
+            if not task.cancelled() and task.exception() is None
+        ]
+        if len(made) < len(wanted):
+            self._places.give_back(wanted[0].ticket, len(wanted) - len(made))
+        await self.destroy_all(tuple(made))
 
 
 @asynccontextmanager

@@ -166,11 +166,14 @@ def test_a_fork_that_fails_leaves_nothing(serve: Callable[..., Served], connect:
     served = serve(2, max_waiting=5)
 
     async def use(box: StatefulSandbox) -> None:
+        other = connect(served.url)
         forking = asyncio.create_task(box.fork(2).__aenter__())
-        await until(lambda: len(served.pool.boxes) == 2)
+        while (await other.stats()).num_waiting == 0:
+            continue
         forking.cancel()
         await asyncio.wait((forking,))
-        await until(lambda: len(served.pool.boxes) == 1)
+        async with other.acquire():
+            assert len(served.pool.boxes) == 2
         for count in (0, 3):
             with pytest.raises(ValueError, match="1 to 2 can be had"):
                 async with box.fork(count):

@@ -20,7 +20,7 @@ from burnish.sandbox.remote.problems import (
     http_status,
     problem_of,
 )
-from burnish.sandbox.remote.serving import read_token, split_address
+from burnish.sandbox.remote.serving import read_tokens, split_address
 from burnish.sandbox.remote.wire import split_url
 
 HOST = "http://host:1"
@@ -146,13 +146,23 @@ def test_addresses() -> None:
             split_address(text)
 
 
-@pytest.mark.parametrize("content", ["", "short", "two words-of-some-length", "\xe9" * 20])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "short",
+        "ann short",
+        "three words of-some-length-that-do",
+        "a-token-of-more-than-16-characters\nann a-token-of-anns-own",
+        "\xe9" * 20,
+    ],
+)
 def test_a_file_that_holds_no_token_is_a_users_mistake(content: str, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.touch(0o600)
     file.write_text(content)
     with pytest.raises(UserError, match="token"):
-        read_token(file)
+        read_tokens(file)
 
 
 def test_a_token_that_others_can_read_is_a_users_mistake(tmp_path: Path) -> None:
@@ -160,6 +170,17 @@ def test_a_token_that_others_can_read_is_a_users_mistake(tmp_path: Path) -> None
     file.write_text("a-token-of-more-than-16-characters\n")
     file.chmod(0o640)
     with pytest.raises(UserError, match="chmod 600"):
-        read_token(file)
+        read_tokens(file)
     file.chmod(0o600)
-    assert read_token(file) == "a-token-of-more-than-16-characters"
+    assert read_tokens(file) == {"a-token-of-more-than-16-characters": ""}
+
+
+def test_tokens_may_have_names(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text("ann  a-token-of-anns-own\n\nbob a-token-of-bobs-own\n")
+    assert read_tokens(file) == {"a-token-of-anns-own": "ann", "a-token-of-bobs-own": "bob"}
+    for twice in ("ann a-token-of-bobs-own\n", "ann another-token-of-anns\n"):
+        file.write_text("ann a-token-of-anns-own\nbob a-token-of-bobs-own\n" + twice)
+        with pytest.raises(UserError, match="twice"):
+            read_tokens(file)

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 from burnish.core.boxes import Capabilities, Feature, Isolation, Policy, Snapshot
 from burnish.core.clock import ManualClock
+from burnish.sandbox.places import Places
 from burnish.sandbox.remote import messages as m
-from burnish.sandbox.remote.tenants import Tenants
+from burnish.sandbox.remote.tenants import Owner, Tenants
 
 
 async def turns() -> None:
@@ -54,9 +55,9 @@ def test_a_fork_that_is_cancelled_twice_leaves_nothing() -> None:
         async def close(self) -> None: ...
 
     async def main() -> None:
-        tenants = Tenants(Pool(), ManualClock(), 10)
+        tenants = Tenants(Pool(), ManualClock(), places := Places(10))
         request = m.CreateBox(detached=True)
-        parent = await tenants.create("session", request)
+        (parent,) = await tenants.create(Owner("session", "client"), request)
         forking = asyncio.ensure_future(tenants.fork(parent, 3, None))
         while len(gates) < 3:
             await turns()
@@ -67,6 +68,8 @@ def test_a_fork_that_is_cancelled_twice_leaves_nothing() -> None:
         await asyncio.wait((forking,))
         assert forking.cancelled()
         assert tenants.all() == (parent,)
+        assert places.num_taken == 1
         await tenants.destroy_all(tenants.all())
+        assert places.num_taken == 0
 
     asyncio.run(main())

@@ -1,25 +1,38 @@
-"""Who may have a box now: the pool's limit, first come first served, over event loops."""
+"""Who may have a box now: the limit of a pool or server, fair between clients, over event loops."""
 
 import asyncio
 import threading
 
+from burnish.core.errors import ClassifiedFailure
+from burnish.core.records import Failure
+from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.cancellation import resolve
-from burnish.sandbox.native.client import failure
 from burnish.sandbox.pooling.fair_queue import FairQueue, Ticket
 
-# One client, ours: the queue's bound per client is the bound of all.
-_CLIENT = "pool"
+# Of one client, ours: the queue's bound per client is the bound of all.
 _MAX_WAITING = 2**16
 
 
 class Places:
     """So many boxes may live at once."""
 
-    def __init__(self, capacity: int) -> None:
-        """Start with all free."""
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        max_waiting: int = _MAX_WAITING,
+        max_waiting_per_client: int = _MAX_WAITING,
+    ) -> None:
+        """Start with all free.
+
+        Args:
+            capacity: boxes at once.
+            max_waiting: requests that may wait.
+            max_waiting_per_client: of one client.
+        """
         self._lock = threading.Lock()
         self._queue = FairQueue(
-            capacity, max_waiting=_MAX_WAITING, max_waiting_per_client=_MAX_WAITING
+            capacity, max_waiting=max_waiting, max_waiting_per_client=max_waiting_per_client
         )
         self._waiting: dict[int, asyncio.Future[bool]] = {}
         self._closed = False
@@ -34,20 +47,25 @@ class Places:
         """Places in use."""
         return self._queue.outstanding
 
-    async def take(self, count: int = 1) -> Ticket:
+    async def take(self, count: int = 1, client: str = "") -> Ticket:
         """Wait for `count` places, all at once. Cancelled, it has taken none.
+
+        Args:
+            count: how many.
+            client: with whom others share evenly; see `FairQueue`.
 
         Raises:
             ValueError: more than there are.
-            ClassifiedFailure: too many wait already, or the pool is closed.
+            QueueFull: too many wait already.
+            ClassifiedFailure: the pool is closed.
         """
         with self._lock:
             self._check_open()
-            ticket = self._queue.offer(_CLIENT, count)
-            if ticket in self._queue.grant():
-                return ticket
+            ticket = self._queue.offer(client, count)
             future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             self._waiting[ticket.number] = future
+        # Others may go with it: a newcomer makes the shares smaller, and so the next another.
+        self._wake()
         try:
             granted = await future
         except asyncio.CancelledError:
@@ -60,7 +78,7 @@ class Places:
                 self.give_back(ticket)
             raise
         if not granted:
-            raise failure("the pool is closed")
+            raise _closed()
         return ticket
 
     def give_back(self, ticket: Ticket, count: int | None = None) -> None:
@@ -80,7 +98,7 @@ class Places:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise failure("the pool is closed")
+            raise _closed()
 
     def _wake(self) -> None:
         with self._lock:
@@ -93,3 +111,10 @@ class Places:
                 self.give_back(ticket)
             else:
                 resolve(future, True)
+
+
+def _closed() -> ClassifiedFailure:
+    message = "the pool is closed"
+    return ClassifiedFailure(
+        Failure(kind=FailureKind.SANDBOX, where="sandbox.pool.acquire", message=message)
+    )
