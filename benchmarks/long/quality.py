@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     haystack: int
     """Tokens that the needles lie in."""
     needles: int
-    """How many."""
+    """How many; 0 leaves them out."""
     shares: tuple[int, ...]
     """Budgets of the policies, as parts of the text; needles are sought under the first."""
     stretches: tuple[int, ...]
@@ -56,7 +56,7 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(4096, 64, 2048, 16, (4, 2, 8), (2, 4), True)
-QUICK = Sizes(512, 16, 512, 4, (4,), (2,), False)
+QUICK = Sizes(512, 16, 256, 0, (4,), (2,), False)
 
 
 class Option(NamedTuple):
@@ -104,14 +104,18 @@ def quality(loaded: LoadedModel, dtype: Any, sizes: Sizes) -> Iterator[Row]:
     needles = hide(loaded.tokenizer, reference, sizes.haystack, sizes.needles)
     num_prompt = len(tokens) - sizes.forced
     dense = force(model, tokens, num_prompt, KvPolicy())
-    known = recall(_core(loaded.config, state, Option("dense"), sizes.haystack), needles)
+    known = (
+        recall(_core(loaded.config, state, Option("dense"), sizes.haystack), needles)
+        if sizes.needles
+        else set()
+    )
     with RingPrefill(loaded.config, state, num_workers=2, dtype=dtype) as group:
         for option in options_of(sizes.shares):
             prefix: Any = group.prefill(tuple(tokens[:num_prompt])) if option.ring else ()
             kv = option.policy(num_prompt)
             found = force(model, tokens, num_prompt, kv, option.kv_dtype, prefix)
             yield _text_row(option.name, found, dense, tokens[num_prompt:])
-            if option.share not in (1, sizes.shares[0]):
+            if not sizes.needles or option.share not in (1, sizes.shares[0]):
                 continue
             core = _core(loaded.config, state, option, sizes.haystack)
             if option.ring:
