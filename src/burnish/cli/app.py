@@ -78,6 +78,9 @@ def build_app() -> App:
         name="simulate",
         help="What a scheduling policy would do, without a machine.",
     )
+    app.command(
+        "burnish.cli.top:top", name="top", help="What a run is doing, domain by domain, and why."
+    )
     env = App(name="env", help="List environments, or play one by hand.", **options)
     env.command("burnish.cli.env:list_envs", name="list", help="List the environments.")
     env.command("burnish.cli.play:play", name="play", help="Play an episode in the terminal.")

@@ -71,6 +71,7 @@ class StepReporter:
         self._num_failures = self._num_dropped = 0
         self._step = 0
         self._bias_told = False
+        self.figures: dict[str, float] = {}
 
     def group(self, group: Group) -> None:
         """A group was judged."""
@@ -164,7 +165,9 @@ class StepReporter:
         self._boxes(self._box_use())
         self._domains()
         self._tell_bias(bias)
-        self._directory.metrics.append(step, self._recorder.take())
+        samples = self._recorder.take()
+        self.figures = {sample.name: sample.value for sample in samples if not sample.label}
+        self._directory.metrics.append(step, samples)
         self._directory.events.emit(
             EventKind.STEP_FINISHED,
             step,
@@ -250,6 +253,7 @@ class StepReporter:
             policy=scheduler.policy,
             why={row.domain: scheduler.explain(row.domain).text for row in rows},
             items=dict(items),
+            rows={row.domain: row.brief() for row in rows},
         )
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
 
