@@ -53,6 +53,7 @@ class FlowControl:
         clock: Clock,
         engine_load: Callable[[], EngineLoad] | None,
         digest_of: Callable[[str], str],
+        used_lag: Callable[[str], float],
         hedging: BoxHedging | None = None,
     ) -> None:
         """Nothing has happened.
@@ -62,9 +63,11 @@ class FlowControl:
             clock: for breakers, load and durations.
             engine_load: None where slots cannot be counted.
             digest_of: a domain's code and data, for those who mend it.
+            used_lag: part of its lag that a group has used.
             hedging: of boxes; None asks for each of them once.
         """
         self._clock, self._engine_load, self._digest_of = clock, engine_load, digest_of
+        self._used_lag = used_lag
         self._load = LoadControl(settings.load)
         self._breakers = Breakers(settings.breakers, clock)
         self._retries = RetryBudget(settings.retries)
@@ -136,6 +139,7 @@ class FlowControl:
             "load_decreases": self._load.num_decreases,
             "retries": r.num_retries,
             "retries_refused": r.num_refused,
+            "retries_late": r.num_late,
             "boxes_hedged": self._hedging.num_hedged if self._hedging is not None else 0,
             "bad_cases": len(self.cases),
         }
@@ -179,7 +183,7 @@ class FlowControl:
             failure is not None
             and not reaction.opened
             and not reaction.abandon
-            and self._retries.may_retry(failure.kind, attempts)
+            and self._retries.may_retry(failure.kind, attempts, self._used_lag(group_id))
         )
         if again and group_id in self._coming:
             self._coming[group_id] += 1

@@ -89,8 +89,9 @@ class Flow:
         domain = episode.group.domain
         self._note(sim, domain.name)
         self.num_failed[domain.name] = self.num_failed.get(domain.name, 0) + 1
+        late = self._ledger.used_lag(episode.group.group_id)
         if not self._with_breakers:
-            return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts)
+            return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts, late)
         reaction = breakers.attempt(
             Attempt(
                 domain=domain.name,
@@ -108,7 +109,7 @@ class Flow:
         if reaction.abandon:
             sim.drop(episode.group)
             return False
-        return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts)
+        return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts, late)
 
     def judged(self, sim: Simulator, episode: SimEpisode) -> None:
         """Lengths and breakers learn."""
