@@ -149,10 +149,11 @@ def show(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--family", action="append", choices=list(FAMILIES))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seeds, steps = (1, 8) if options.quick else (3, 12)
-    families = ["mixed"] if options.quick else list(FAMILIES)
+    families = options.family or (["mixed"] if options.quick else list(FAMILIES))
     jobs = [(f, name, seed, steps) for f in families for name in SYSTEMS for seed in range(seeds)]
     found: dict[str, dict[str, list[PipelineResult]]] = {f: {} for f in families}
     with ProcessPoolExecutor(2) as pool:

@@ -165,9 +165,7 @@ class StepReporter:
         self._boxes(self._box_use())
         self._domains()
         self._tell_bias(bias)
-        samples = self._recorder.take()
-        self.figures = {sample.name: sample.value for sample in samples if not sample.label}
-        self._directory.metrics.append(step, samples)
+        self._write(step)
         self._directory.events.emit(
             EventKind.STEP_FINISHED,
             step,
@@ -194,6 +192,11 @@ class StepReporter:
         self._rewards.clear()
         self._passes.clear()
         self._last_s = now_s
+
+    def _write(self, step: int) -> None:
+        samples = self._recorder.take()
+        self.figures = {sample.name: sample.value for sample in samples if not sample.label}
+        self._directory.metrics.append(step, samples)
 
     def _trained(self, groups: Sequence[Group], trainer_version: int) -> list[int]:
         """Record what entered the loss; returns the lag of each token."""
