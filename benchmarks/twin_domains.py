@@ -58,16 +58,21 @@ class TimedEpisode:
         answer = self._answer
         if self._waits:
             # The simulator's law: lognormal with sigma 0.6; the answer decides, so runs repeat.
-            drawn = np.random.default_rng(zlib.crc32(answer.encode())).normal()
+            drawn = np.random.default_rng(checksum(answer)).normal()
             await asyncio.sleep(self._environment.verdict_s * math.exp(0.6 * drawn))
         share = answer.count(self._letter) / max(len(answer), 1)
         # A little for chance, so that every group has a gradient and none is sampled again.
-        chance = zlib.crc32(answer.encode()) % 1000 / 20_000 if answer else 0.0
-        return grade(solved=share > 0.9, progress=1.0 if share > 0.9 else chance, in_form=share > 0.9,
+        chance = checksum(answer) % 1000 / 20_000 if answer else 0.0
+        solved = share > 0.9
+        return grade(solved=solved, progress=1.0 if solved else chance, in_form=solved,
                      expected=self._letter, got=answer)  # fmt: skip
 
     async def close(self) -> None:
         pass
+
+
+def checksum(answer: str) -> int:
+    return zlib.crc32(answer.encode("utf-8", "replace"))
 
 
 def _named(number: int) -> type:
