@@ -102,7 +102,7 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "control add": ["--environment", "--json", "--max-share", "--min-share", "--weight"],
         "control share": ["--false-pass", "--json", "--max-share", "--min-share", "--weight"],
         **{f"jobs {verb}": ["--directory", "--json"] for verb in ("list", "cancel", "stop")},
-        "jobs serve": ["--directory", "--json", "--quota", "--units"],
+        "jobs serve": ["--directory", "--json", "--lend-after", "--quota", "--units"],
         "jobs submit": ["--directory", "--json", "--priority", "--set", "--tenant", "--units"],
     }
 
