@@ -70,9 +70,9 @@ def test_a_paused_run_lends_its_cores_and_takes_them_back_and_both_finish(recipe
 
     try:
         until(lambda: jobs(verb=JobVerb.LIST) is not None, daemon)
-        submit("host", 2, 200)
+        submit("host", 2, 60)
         until(told("host", Verb.PAUSE), daemon)
-        submit("guest", 1, 100)
+        submit("guest", 1, 60)
         until(lambda: row("guest")["is_guest"], daemon)
         assert row("host")["lent"] == 1
         until(told("guest", Verb.STATUS), daemon)
@@ -85,7 +85,7 @@ def test_a_paused_run_lends_its_cores_and_takes_them_back_and_both_finish(recipe
         daemon.terminate()
         _, err = daemon.communicate(timeout=120)
     assert daemon.returncode == 0, err[-2000:]
-    for name, steps in (("host", 200), ("guest", 100)):
+    for name, steps in (("host", 60), ("guest", 60)):
         (run,) = directory.glob(f"{name}/t-*")
         ledger = json.loads((run / "result.json").read_text())["ledger"]
         assert ledger["dispatched"] == ledger["trained"] + sum(ledger["dropped"].values())
