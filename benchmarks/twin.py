@@ -31,7 +31,7 @@ from burnish.plan.pipeline.simulator import Simulator
 from burnish.schedule.flow.load import LoadConfig
 from burnish.store.reader import RunReader
 
-HERE = Path(__file__).parent
+TOYS = Path(__file__).parent / "toy"
 SLOTS, GROUP, BATCH, WARMUP = 16, 4, 6, 3
 
 
@@ -109,7 +109,7 @@ def real_run(policy: Policy, model: Path, folder: Path, steps: int) -> RunReader
         CONFIG.format(steps=steps, runs=folder / "runs", model=model, domains=domains, group=GROUP,
                       batch=BATCH, lag=policy.max_lag, load=policy.load, slots=SLOTS)
     )  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(TOYS), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-m", "burnish.cli.main", "run", str(config), "--json"],
         env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
