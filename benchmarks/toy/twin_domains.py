@@ -1,4 +1,4 @@
-"""Eight toy domains for `benchmarks/twin.py`: answers of a fixed length, verdicts that take their time."""
+"""Eight toy domains for `benchmarks/twin.py`: answers of fixed lengths, verdicts that take time."""
 
 import asyncio
 import math
