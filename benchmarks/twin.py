@@ -74,7 +74,7 @@ num_threads = 1
 num_pages = 1024
 max_running = {slots}
 [schedule]
-policy = "round_robin"
+policy = "uniform"
 [quality]
 num_tasks = 4
 num_split_items = 10
