@@ -61,23 +61,7 @@ def build_app() -> App:
         "suppress_keyboard_interrupt": False,
     }
     app = App(name="burnish", help=_HELP, **options)
-    app.command(
-        "burnish.cli.run:run", name="run", help="Train a model as a configuration file describes."
-    )
-    app.command(
-        "burnish.cli.check:check", name="check", help="Audit environments before they may teach."
-    )
-    app.command(
-        "burnish.cli.report:report", name="report", help="Render a run's report.html again."
-    )
-    app.command(
-        "burnish.cli.doctor:doctor", name="doctor", help="What this machine lacks, and the fix."
-    )
-    app.command(
-        "burnish.cli.simulate:simulate",
-        name="simulate",
-        help="What a scheduling policy would do, without a machine.",
-    )
+    _single(app)
     env = App(name="env", help="List environments, or play one by hand.", **options)
     env.command("burnish.cli.env:list_envs", name="list", help="List the environments.")
     env.command("burnish.cli.play:play", name="play", help="Play an episode in the terminal.")
@@ -102,6 +86,29 @@ def build_app() -> App:
     app.command(jobs)
     app.command(_sandbox(options))
     return app
+
+
+def _single(app: App) -> None:
+    app.command(
+        "burnish.cli.run:run", name="run", help="Train a model as a configuration file describes."
+    )
+    app.command(
+        "burnish.cli.check:check", name="check", help="Audit environments before they may teach."
+    )
+    app.command(
+        "burnish.cli.report:report", name="report", help="Render a run's report.html again."
+    )
+    app.command(
+        "burnish.cli.doctor:doctor", name="doctor", help="What this machine lacks, and the fix."
+    )
+    app.command(
+        "burnish.cli.simulate:simulate",
+        name="simulate",
+        help="What a scheduling policy would do, without a machine.",
+    )
+    app.command(
+        "burnish.cli.top:top", name="top", help="What a run is doing, domain by domain, and why."
+    )
 
 
 def _sandbox(options: dict[str, Any]) -> App:

@@ -17,6 +17,7 @@ def serve(
     directory: Path = _DIRECTORY,
     units: int | None = None,
     quota: Annotated[list[str] | None, Parameter(name="--quota")] = None,
+    lend_after: float = 60.0,
     as_json: Json = False,
 ) -> None:
     """Run jobs, until stopped. What runs then saves a checkpoint and goes on next time.
@@ -25,9 +26,11 @@ def serve(
         directory: where jobs and their runs are kept.
         units: what there is to share; the cores of this machine if absent.
         quota: TENANT=UNITS that a tenant always gets back; may be repeated.
+        lend_after: seconds after which a job lends units that it does not use; 0 never.
         as_json: nothing but errors on stdout.
     """
     import asyncio
+    import math
     import os
     import signal
 
@@ -38,7 +41,10 @@ def serve(
 
     if is_served(directory):
         raise UserError(f"{directory} is served already.", fix="burnish jobs list")
-    shared = JobsConfig(units=units or os.cpu_count() or 1, quotas=_quotas(quota or []))
+    if not 0.0 <= lend_after < math.inf:
+        raise UserError(f"--lend-after {lend_after} is no time.", fix="--lend-after 60")
+    cores = units or os.cpu_count() or 1
+    shared = JobsConfig(units=cores, quotas=_quotas(quota or []), lend_after_s=lend_after)
 
     async def until_stopped() -> None:
         daemon = JobsDaemon(directory, shared, SystemClock())

@@ -45,6 +45,13 @@ def _generator(
     )
 
 
+def _tiered(tier_by: str, easiest: int, num_tiers: int, entry: Entry, *, name: str) -> Entry:
+    """The same with tiers by a figure of its items."""
+    more = {"name": name, "tier_by": tier_by, "easiest": easiest, "num_tiers": num_tiers}
+    target = "burnish.envs.reasoning_gym_tiers:TieredReasoningGym"
+    return Entry(target, {**(entry.config or {}), **more})
+
+
 SHIPPED: Mapping[str, Entry] = {
     "chain_sum": _generator(
         "chain_sum",
@@ -56,6 +63,23 @@ SHIPPED: Mapping[str, Entry] = {
         max_terms=3,
         min_digits=1,
         max_digits=1,
+    ),
+    "sum_ladder": _tiered(
+        "num_terms",
+        2,
+        4,
+        _generator(
+            "chain_sum",
+            "Add and subtract two to five digits: four tiers.",
+            "number",
+            12,
+            "What is {expression}? Answer with the number only.",
+            min_terms=2,
+            max_terms=5,
+            min_digits=1,
+            max_digits=1,
+        ),
+        name="sum_ladder",
     ),
     "number_sorting": _generator(
         "number_sorting",

@@ -180,12 +180,13 @@ def _loop(
         checkpoint_every_steps=config.run.checkpoint_every_steps,
         normaliser="group" if is_grpo else "domain",
     )
-    flow = _flow(session, environments, reporter)
+    admission = _admission(config, payload)
+    flow = _flow(session, environments, reporter, admission)
     parts = LoopParts(
         environments=environments,
         roster=roster,
         scheduler=scheduler,
-        admission=_admission(config, payload),
+        admission=admission,
         scale=RunningScale.from_state(payload.get("scale", {})),
         health=_health(session, payload),
         flow=flow,
@@ -255,7 +256,10 @@ def _health(session: Session, payload: Mapping[str, Any]) -> Health:
 
 
 def _flow(
-    session: Session, environments: Mapping[str, Environment], reporter: StepReporter
+    session: Session,
+    environments: Mapping[str, Environment],
+    reporter: StepReporter,
+    admission: Admission,
 ) -> FlowControl | None:
     """Breakers and load start afresh after a resume: the machine is another."""
     config = session.config
@@ -288,6 +292,7 @@ def _flow(
         session.clock,
         None if slots is None else load,
         lambda domain: environments[domain].digest,
+        admission.used_lag,
         hedging,
     )
     session.collector.watch = flow

@@ -19,6 +19,7 @@ from burnish.core.records import Failure, Group, Task
 from burnish.core.vocabulary import FailureKind
 from burnish.run.group_pool import GroupPool
 from burnish.run.hedging import BoxHedging
+from burnish.run.probe_gate import ProbeGate
 from burnish.schedule.breakers.base import Attempt, BreakerConfig, BreakerRow
 from burnish.schedule.breakers.cases import BadCase, CaseQueue
 from burnish.schedule.breakers.panel import Breakers
@@ -53,6 +54,7 @@ class FlowControl:
         clock: Clock,
         engine_load: Callable[[], EngineLoad] | None,
         digest_of: Callable[[str], str],
+        used_lag: Callable[[str], float],
         hedging: BoxHedging | None = None,
     ) -> None:
         """Nothing has happened.
@@ -62,9 +64,12 @@ class FlowControl:
             clock: for breakers, load and durations.
             engine_load: None where slots cannot be counted.
             digest_of: a domain's code and data, for those who mend it.
+            used_lag: part of its lag that a group has used.
             hedging: of boxes; None asks for each of them once.
         """
         self._clock, self._engine_load, self._digest_of = clock, engine_load, digest_of
+        self._used_lag = used_lag
+        self._gate, self._num_first = ProbeGate(), settings.breakers.probe_samples
         self._load = LoadControl(settings.load)
         self._breakers = Breakers(settings.breakers, clock)
         self._retries = RetryBudget(settings.retries)
@@ -101,8 +106,11 @@ class FlowControl:
 
     def dispatched(self, group_id: str, domain: str, image: str, num_episodes: int) -> None:
         """A group starts."""
-        self._breakers.dispatched(group_id, domain, image)
+        probes = self._breakers.dispatched(group_id, domain, image)
         self._coming[group_id] = num_episodes
+        if probes:
+            ahead = self._gate.starts(group_id, self._num_first, num_episodes)
+            self._coming[group_id] = ahead
         self._box_s[group_id] = 0.0
         for _ in range(num_episodes):
             self._retries.started()
@@ -136,6 +144,7 @@ class FlowControl:
             "load_decreases": self._load.num_decreases,
             "retries": r.num_retries,
             "retries_refused": r.num_refused,
+            "retries_late": r.num_late,
             "boxes_hedged": self._hedging.num_hedged if self._hedging is not None else 0,
             "bad_cases": len(self.cases),
         }
@@ -152,6 +161,10 @@ class FlowControl:
             self._coming[group_id] -= 1
         predicted = self._lengths.predict(task.domain, group_id)
         return min(int(_LEVELS * predicted / max(task.max_tokens, 1)), _LEVELS - 1)
+
+    async def may_begin(self, group_id: str, sample: int) -> None:
+        """Samples of a probe wait for its first ones."""
+        await self._gate.wait(group_id, sample)
 
     def sandboxes(self, pool: SandboxPool, group_id: str) -> SandboxPool:
         """The pool as a group sees it."""
@@ -179,16 +192,18 @@ class FlowControl:
             failure is not None
             and not reaction.opened
             and not reaction.abandon
-            and self._retries.may_retry(failure.kind, attempts)
+            and self._retries.may_retry(failure.kind, attempts, self._used_lag(group_id))
         )
-        if again and group_id in self._coming:
-            self._coming[group_id] += 1
+        if group_id in self._coming:
+            released = 0 if again else self._gate.ended(group_id, well=failure is None)
+            self._coming[group_id] += again + released
         if not again:
             self.on_room()
         return again
 
     def _gone(self, group_id: str, *, clean: bool) -> None:
         self._coming.pop(group_id, None)
+        self._gate.gone(group_id)
         self._box_s.pop(group_id, None)
         self._lengths.forget(group_id)
         self._breakers.group_done(group_id, clean=clean)

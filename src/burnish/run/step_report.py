@@ -71,6 +71,7 @@ class StepReporter:
         self._num_failures = self._num_dropped = 0
         self._step = 0
         self._bias_told = False
+        self.figures: dict[str, float] = {}
 
     def group(self, group: Group) -> None:
         """A group was judged."""
@@ -164,7 +165,7 @@ class StepReporter:
         self._boxes(self._box_use())
         self._domains()
         self._tell_bias(bias)
-        self._directory.metrics.append(step, self._recorder.take())
+        self._write(step)
         self._directory.events.emit(
             EventKind.STEP_FINISHED,
             step,
@@ -191,6 +192,11 @@ class StepReporter:
         self._rewards.clear()
         self._passes.clear()
         self._last_s = now_s
+
+    def _write(self, step: int) -> None:
+        samples = self._recorder.take()
+        self.figures = {sample.name: sample.value for sample in samples if not sample.label}
+        self._directory.metrics.append(step, samples)
 
     def _trained(self, groups: Sequence[Group], trainer_version: int) -> list[int]:
         """Record what entered the loss; returns the lag of each token."""
@@ -250,6 +256,7 @@ class StepReporter:
             policy=scheduler.policy,
             why={row.domain: scheduler.explain(row.domain).text for row in rows},
             items=dict(items),
+            rows={row.domain: row.brief() for row in rows},
         )
         self._recorder.record(metric.RSS_BYTES, peak_rss_bytes())
 

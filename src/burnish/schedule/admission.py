@@ -207,6 +207,13 @@ class Admission:
         """Whether tokens of that version may be trained on now."""
         return self._version - oldest_version <= self._config.max_lag
 
+    def used_lag(self, group_id: str) -> float:
+        """Part of the lag that a group has used: 1.0 is due now; 0.0 if it is not in flight."""
+        entry = self._entries.get(group_id)
+        if entry is None or self._config.max_lag == 0:
+            return 0.0
+        return (self._version - entry.dispatched_version) / self._config.max_lag
+
     def dispatched(self, group_id: str) -> GroupEntry:
         """Enter a group; only when `may_dispatch()`."""
         assert self.may_dispatch(), "dispatch beyond the lag bound"

@@ -89,6 +89,19 @@ class DomainRow(Record, frozen=True, kw_only=True):
     trained_tokens: float
     """Tokens of it that entered the loss."""
 
+    @property
+    def gain_per_cost(self) -> float:
+        """Posterior gain in pass rate per unit of cost; 0.0 before a cost is known."""
+        return self.slope / self.cost_per_rollout if self.cost_per_rollout else 0.0
+
+    def brief(self) -> dict[str, float]:
+        """What no metric holds, for the events of every step."""
+        return {
+            "cost_ratio": float(self.cost_ratio),
+            "gain_per_cost": float(self.gain_per_cost),
+            "wait_picks": self.wait_picks,
+        }
+
 
 class Explanation(Record, frozen=True, kw_only=True):
     """Why a domain has the share that it has."""

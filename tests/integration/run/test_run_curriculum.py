@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from burnish.core.group_id import parse_group_id
+from burnish.core.vocabulary import Split
+from burnish.envs import registry
 from burnish.store.reader import RunReader
 from burnish.telemetry.events import EventKind
 
@@ -44,3 +46,23 @@ def test_a_run_chooses_tiers_rehearses_and_sizes_its_groups(recipe, burnish_run,
     assert "of 3 tiers open" in told[-1]
     assert rehearsed
     assert f"{len(rehearsed)} rehearsals" in told[-1], told[-1]
+
+
+@pytest.mark.slow
+def test_the_shipped_ladder_is_climbed_by_a_run(recipe, burnish_run):
+    result = burnish_run.result(
+        recipe("letters"),
+        *("--set", "domains.sum_ladder.environment=sum_ladder"),
+        *("--set", "run.steps=4", "--set", "evaluate.tasks_per_domain=0"),
+    )
+    ledger = result["ledger"]
+    assert ledger["in_flight"] == 0
+    reader = RunReader(Path(result["run_dir"]))
+    told = [e for e in reader.events() if e.kind is EventKind.SHARES_DECIDED]
+    assert "of 4 tiers open" in told[-1].data["items"]["sum_ladder"]
+    # A random model adds no numbers: it stays with the shortest sums.
+    sampled = {s.rollout.group_id for s in reader.rollouts("sum_ladder")}
+    ladder = registry.get("sum_ladder")
+    items = [parse_group_id(name).item for name in sampled]
+    assert items
+    assert {ladder.tier(ladder.task(Split.TRAIN, item)) for item in items} == {0}

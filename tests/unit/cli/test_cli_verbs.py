@@ -24,7 +24,7 @@ from burnish.quality.report import ProbeVerdict, QualityReport
 CONTROL = ("status", "pause", "resume", "stop", "add", "remove", "share")
 COMMANDS = (
     *("", "run", "check", "report", "doctor", "env", "env list", "env play", "config explain"),
-    *("bench engine", "simulate"),
+    *("bench engine", "simulate", "top"),
     *(f"control {verb}" for verb in CONTROL),
     *(f"jobs {verb}" for verb in ("serve", "submit", "list", "cancel", "stop")),
 )
@@ -97,11 +97,12 @@ def test_the_flags_are_frozen(capsys: pytest.CaptureFixture[str]) -> None:
         "config explain": ["--config", "--json", "--set", "-c"],
         "bench engine": ["--json", "--plot", "--quick", "--set"],
         "simulate": ["--json", "--plot", "--policy", "--seeds", "--tier"],
+        "top": ["--json", "--once"],
         **{f"control {verb}": ["--json"] for verb in CONTROL},
         "control add": ["--environment", "--json", "--max-share", "--min-share", "--weight"],
         "control share": ["--false-pass", "--json", "--max-share", "--min-share", "--weight"],
         **{f"jobs {verb}": ["--directory", "--json"] for verb in ("list", "cancel", "stop")},
-        "jobs serve": ["--directory", "--json", "--quota", "--units"],
+        "jobs serve": ["--directory", "--json", "--lend-after", "--quota", "--units"],
         "jobs submit": ["--directory", "--json", "--priority", "--set", "--tenant", "--units"],
     }
 

@@ -1,9 +1,12 @@
+import re
 import subprocess
 import sys
 
 import pytest
 
 from burnish.core.errors import UserError
+from burnish.core.protocols import Tiered
+from burnish.core.vocabulary import Split
 from burnish.envs import registry
 from burnish.envs.formatting import Formatting
 from burnish.envs.reasoning_gym import REFUSED, ReasoningGym, ReasoningGymConfig
@@ -171,3 +174,15 @@ def test_a_class_without_a_file_has_no_digest(monkeypatch):
     Typed.__module__ = "__typed_into_a_console__"
     with pytest.raises(UserError, match="module of its own"):
         Typed()
+
+
+def test_the_tiers_of_a_shipped_ladder_are_the_lengths_of_its_items_in_both_splits():
+    ladder = registry.get("sum_ladder")
+    assert isinstance(ladder, Tiered)
+    for split in Split:
+        tasks = [ladder.task(split, index) for index in range(64)]
+        for task in tasks:
+            numbers = re.findall(r"\d+", task.prompt[0].content)
+            assert ladder.tier(task) == len(numbers) - 2
+            assert "tier" not in task.prompt[0].content
+        assert {ladder.tier(task) for task in tasks} == set(range(ladder.num_tiers))

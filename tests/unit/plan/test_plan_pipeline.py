@@ -74,3 +74,21 @@ def test_the_failure_ratio_agrees_with_what_is_simulated():
     assert all(0.0 <= r <= 1.0 for r in ratios)
     assert sum(r > 0.5 for r in ratios) >= 3
     assert all(r == 0.0 for r, d in zip(ratios, workload.domains, strict=True) if not d.is_agent)
+
+
+def test_the_later_samples_of_a_probe_start_when_one_came_through_or_all_first_failed():
+    class Staged(SyncBarrier):
+        def start_one(self, sim):
+            domain = sim.workload.domains[sim.num_groups % 2]
+            sim.launch(domain, f"{domain.name}/{sim.num_groups}", 2)
+
+        def failed(self, sim, episode):
+            return False
+
+        def judged(self, sim, episode):
+            sim.release(episode.group)
+
+    sim, result = simulate(Staged(BATCH), domains=2, broken=1.0)
+    assert sim.version == 4
+    assert result.tokens_per_s > 0
+    assert all(e.is_coming is False for g in sim.groups.values() for e in g.held)

@@ -40,7 +40,9 @@ class Plain:
 
 def flow_control():
     settings = FlowSettings(LoadConfig(), BreakerConfig(), RetryConfig())
-    return FlowControl(settings, ManualClock(), None, lambda domain: "sha256:0")
+    return FlowControl(
+        settings, ManualClock(), None, lambda domain: "sha256:0", lambda group_id: 0.0
+    )
 
 
 def intake(flow=None, rounds=None, names=("a", "b"), **config):

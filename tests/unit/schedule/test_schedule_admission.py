@@ -270,3 +270,18 @@ def test_a_ledger_of_another_version_is_refused():
     state = {**Admission(AdmissionConfig()).state(), "version": 0}
     with pytest.raises(UserError, match="version 0"):
         Admission.from_state(state, AdmissionConfig())
+
+
+def test_the_used_part_of_the_lag_grows_with_each_version_and_is_one_when_due():
+    ledger = Admission(AdmissionConfig(max_lag=2, groups_per_batch=1), 1)
+    ledger.dispatched("d/0")
+    ledger.dispatched("d/1")
+    ledger.completed("d/1")
+    seen = [ledger.used_lag("d/0")]
+    for version in (2, 3):
+        ledger.trained(["d/1"] if version == 2 else [])
+        ledger.published(version)
+        seen.append(ledger.used_lag("d/0"))
+    assert seen == [0.0, 0.5, 1.0]
+    assert ledger.used_lag("never/seen") == 0.0
+    assert Admission(AdmissionConfig(max_lag=0), 1).used_lag("d/0") == 0.0

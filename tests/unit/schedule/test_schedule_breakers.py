@@ -52,8 +52,9 @@ def test_four_failures_of_different_tasks_open_it_and_say_so_once():
     assert not fail(breakers, task="late").opened
 
 
-def test_one_poisoned_task_is_given_up_and_opens_nothing():
+def test_one_poisoned_task_among_others_that_come_through_is_given_up_and_opens_nothing():
     breakers, _ = make()
+    succeed(breakers, task="other")
     reactions = [fail(breakers) for _ in range(50)]
     assert [r.abandon for r in reactions[:4]] == [False, False, True, True]
     assert not any(r.opened for r in reactions)
@@ -66,6 +67,38 @@ def test_a_task_that_fails_now_and_then_is_not_given_up():
     for _ in range(100):
         assert not fail(breakers).abandon
         succeed(breakers)
+
+
+def test_where_nothing_came_through_yet_one_task_speaks_for_all():
+    breakers, _ = make()
+    reactions = [fail(breakers) for _ in range(4)]
+    assert [bool(r.opened) for r in reactions] == [False, False, False, True]
+    assert not any(r.abandon for r in reactions)
+
+
+def test_a_task_of_which_a_sample_came_through_is_not_poisoned():
+    breakers, _ = make()
+    succeed(breakers, task="other")
+    succeed(breakers)
+    assert not any(fail(breakers).abandon for _ in range(20))
+
+
+def test_only_a_bounded_number_of_tasks_that_came_through_is_remembered():
+    breakers, _ = make()
+    for n in range(1000):
+        succeed(breakers, task=f"t{n}")
+    (row,) = breakers.state()["answered"]
+    assert row[2][-1] == "t999"
+    assert len(row[2]) == 64
+
+
+def test_a_group_behind_a_half_open_breaker_is_told_that_it_is_a_probe():
+    breakers, clock = make()
+    assert not breakers.dispatched("d/1", "d")
+    trip(breakers)
+    wait_out(clock, breakers)
+    assert breakers.dispatched("d/2", "d")
+    assert not breakers.dispatched("e/1", "e")
 
 
 def test_what_a_retry_would_only_repeat_counts_double():
@@ -154,6 +187,13 @@ def test_late_successes_from_before_do_not_close_it():
     trip(breakers)
     succeed(breakers)
     assert state_of(breakers) is BreakerState.OPEN
+
+
+def test_a_group_that_used_half_of_its_lag_gets_no_further_try_and_pays_nothing():
+    budget = RetryBudget(RetryConfig(burst=1))
+    assert not budget.may_retry(FailureKind.SANDBOX, 1, used_lag=0.5)
+    assert budget.may_retry(FailureKind.SANDBOX, 1, used_lag=0.49)
+    assert (budget.num_late, budget.num_retries, budget.num_refused) == (1, 1, 0)
 
 
 def test_state_survives_json_and_a_restart_of_the_clock():

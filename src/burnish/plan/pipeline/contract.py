@@ -34,6 +34,13 @@ class ClusterModel(NamedTuple):
         return round(self.num_accelerators * (1.0 - self.train_ratio))
 
     @property
+    def most_tokens_per_s(self) -> float:
+        """Trained tokens per second if no accelerator ever waited and no token were lost."""
+        slots = self.engine.num_slots
+        sampled = slots * self.engine.rate(slots)
+        return self.num_accelerators / (1.0 / sampled + 1.0 / self.train_tokens_per_s)
+
+    @property
     def num_trainers(self) -> int:
         """Accelerators that train."""
         shared = self.train_ratio == 0.0

@@ -20,6 +20,8 @@ class SimGroup:
         self.tokens = 0.0
         self.episodes: list[SimEpisode] = []
         self.is_gone = False
+        self.held: list[SimEpisode] = []
+        """Episodes that wait until one of the others came through."""
 
 
 class SimEpisode:
@@ -33,7 +35,7 @@ class SimEpisode:
         self.turn = 0
         self.attempts = 1
         self.is_over = False
-        self.is_coming = True
+        self.is_coming = False
         """Admitted, and the engine has not heard of it yet."""
         self.engine: SimEngine | None = None
         self.asked_s = 0.0

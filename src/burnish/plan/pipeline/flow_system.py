@@ -5,6 +5,8 @@ The same ledger, batcher, load control, breakers, retry budget and order of serv
 
 from __future__ import annotations
 
+from collections import deque
+
 from burnish.core.vocabulary import DropReason, FailureKind
 from burnish.plan.pipeline.episode import SimEpisode, SimGroup
 from burnish.plan.pipeline.simulator import Simulator
@@ -21,7 +23,10 @@ from burnish.schedule.breakers.panel import Breakers
 from burnish.schedule.breakers.retries import RetryBudget, RetryConfig
 from burnish.schedule.flow.load import LoadConfig, LoadControl
 from burnish.schedule.flow.order import Lengths, Waiting, rank
+from burnish.schedule.flow.rounds import LongTail
 
+# A domain is long by its upper quartile, as in the run.
+_LONG = 0.75
 # A group with no more than this part of its samples to go is let finish when its breaker opens.
 _KEPT_LEFT = 0.75
 
@@ -36,15 +41,19 @@ class Flow:
         *,
         load: LoadConfig | None = None,
         with_breakers: bool = True,
+        round_max_wait: int = 0,
     ) -> None:
-        """Without breakers it shows what they are worth."""
+        """Without breakers it shows what they are worth; with a wait, what rounds are."""
         self._ledger = Admission(
             AdmissionConfig(groups_per_batch=groups_per_batch, max_lag=max_lag, max_refills=1000)
         )
         self._load = LoadControl(load or LoadConfig())
         self._retries = RetryBudget(RetryConfig())
         self._lengths = Lengths()
+        self._rounds = LongTail(groups_per_batch, round_max_wait) if round_max_wait else None
+        self._ready: deque[str] = deque()
         self._with_breakers = with_breakers
+        self._config = BreakerConfig()
         self._breakers: Breakers | None = None
         # Equal groups for every domain, as the baselines give them: what is compared is the flow.
         self._num_groups: dict[str, int] = {}
@@ -61,19 +70,40 @@ class Flow:
         breakers = self._panel(sim)
         room = self._load.room(sim.load(), sim.num_coming, sim.clock.now_s())
         while 2 * room >= sim.group_size and self._ledger.may_dispatch():
-            blocked = breakers.blocked() if self._with_breakers else frozenset()
-            eligible = [d.name for d in sim.workload.domains if d.name not in blocked]
-            if not eligible:
+            group_id = self._due(sim) or self._picked(sim)
+            if group_id is None:
                 return
-            name = min(eligible, key=lambda d: self._num_groups.get(d, 0))
-            self._num_groups[name] = self._num_groups.get(name, 0) + 1
-            group_id = f"{name}/{sim.num_groups}"
-            breakers.dispatched(group_id, name)
+            name = group_id.partition("/")[0]
+            probes = breakers.dispatched(group_id, name)
             self._ledger.dispatched(group_id)
-            sim.launch(sim.workload.domains[int(name[1:])], group_id)
+            first = self._config.probe_samples if probes else None
+            sim.launch(sim.workload.domains[int(name[1:])], group_id, first)
             for _ in range(sim.group_size):
                 self._retries.started()
-            room -= sim.group_size
+            room -= first or sim.group_size
+
+    def _picked(self, sim: Simulator) -> str | None:
+        """The next group of the domain that had fewest, unless it waits for its round."""
+        blocked = self._panel(sim).blocked() if self._with_breakers else frozenset()
+        eligible = [d.name for d in sim.workload.domains if d.name not in blocked]
+        while eligible:
+            name = min(eligible, key=lambda d: self._num_groups.get(d, 0))
+            count = self._num_groups[name] = self._num_groups.get(name, 0) + 1
+            group_id = f"{name}/{count}"
+            expected, usual = self._lengths.quantile(name, _LONG), self._lengths.usual()
+            if self._rounds is None or not self._rounds.defers(
+                group_id, expected, usual, sim.version
+            ):
+                return group_id
+            # Ends: a round that is full begins at once.
+            if (due := self._due(sim)) is not None:
+                return due
+        return None
+
+    def _due(self, sim: Simulator) -> str | None:
+        if self._rounds is not None and not self._ready:
+            self._ready.extend(self._rounds.round(sim.version))
+        return self._ready.popleft() if self._ready else None
 
     def choose(self, sim: Simulator, queue: list[SimEpisode]) -> int:
         """By the run's order of service."""
@@ -89,8 +119,9 @@ class Flow:
         domain = episode.group.domain
         self._note(sim, domain.name)
         self.num_failed[domain.name] = self.num_failed.get(domain.name, 0) + 1
+        late = self._ledger.used_lag(episode.group.group_id)
         if not self._with_breakers:
-            return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts)
+            return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts, late)
         reaction = breakers.attempt(
             Attempt(
                 domain=domain.name,
@@ -108,7 +139,7 @@ class Flow:
         if reaction.abandon:
             sim.drop(episode.group)
             return False
-        return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts)
+        return self._retries.may_retry(FailureKind.SANDBOX, episode.attempts, late)
 
     def judged(self, sim: Simulator, episode: SimEpisode) -> None:
         """Lengths and breakers learn."""
@@ -117,6 +148,7 @@ class Flow:
         self._attempts[group.domain.name] = self._attempts.get(group.domain.name, 0) + 1
         self._lengths.finished(group.domain.name, group.group_id, episode.tokens)
         breakers.attempt(Attempt(domain=group.domain.name, task=group.group_id))
+        sim.release(group)
 
     def ended(self, sim: Simulator, group: SimGroup, *, trainable: bool) -> None:
         """Into the ledger."""
@@ -147,7 +179,7 @@ class Flow:
 
     def _panel(self, sim: Simulator) -> Breakers:
         if self._breakers is None:
-            self._breakers = Breakers(BreakerConfig(), sim.clock)
+            self._breakers = Breakers(self._config, sim.clock)
         return self._breakers
 
     def _claim(self, episode: SimEpisode) -> Waiting:

@@ -95,8 +95,8 @@ class Simulator:
         self._filling = False
         self._maybe_train()
 
-    def launch(self, domain: SimDomain, group_id: str) -> SimGroup:
-        """Start a group."""
+    def launch(self, domain: SimDomain, group_id: str, num_first: int | None = None) -> SimGroup:
+        """Start a group; with `num_first` the other samples wait for `release`."""
         group = SimGroup(group_id, domain, self.version, self.group_size)
         self.groups[group_id] = group
         self.num_groups += 1
@@ -105,9 +105,17 @@ class Simulator:
             turns = min(turns, self.workload.max_turns)
             episode = SimEpisode(group, turns, self.clock.now_s())
             group.episodes.append(episode)
-            self.num_coming += 1
-            self._begin(episode)
+            if num_first is not None and len(group.episodes) > num_first:
+                group.held.append(episode)
+            else:
+                self._admit(episode)
         return group
+
+    def release(self, group: SimGroup) -> None:
+        """Start the samples of a group that wait."""
+        held, group.held = group.held, []
+        for episode in held:
+            self._admit(episode)
 
     def drop(self, group: SimGroup) -> None:
         """Give a group up: its episodes end here and all that they made is wasted."""
@@ -134,6 +142,11 @@ class Simulator:
         )
 
     # Life of an episode.
+
+    def _admit(self, episode: SimEpisode) -> None:
+        episode.is_coming = True
+        self.num_coming += 1
+        self._begin(episode)
 
     def _begin(self, episode: SimEpisode) -> None:
         domain = episode.group.domain
@@ -237,6 +250,9 @@ class Simulator:
         episode.is_over = True
         group = episode.group
         group.left -= 1
+        if group.left == len(group.held):
+            # Nobody came through, and nobody else will: the others may try.
+            self.release(group)
         if group.left == 0:
             if group.num_failed > self.group_size // 2:
                 self.drop(group)

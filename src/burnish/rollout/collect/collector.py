@@ -50,6 +50,10 @@ class Watch(Protocol):
         """A turn is about to ask the engine: its priority, higher first."""
         ...
 
+    async def may_begin(self, group_id: str, sample: int) -> None:
+        """Return when this sample of a group may begin."""
+        ...
+
     def sandboxes(self, pool: SandboxPool, group_id: str) -> SandboxPool:
         """The pool that an episode of this group gets instead of `pool`."""
         ...
@@ -157,6 +161,8 @@ class Collector:
             step_timeout_s=self._step_timeout_s,
         )
         try:
+            if self.watch is not None:
+                await self.watch.may_begin(name, sample)
             return await self._attempts(plan, environment)
         finally:
             if self._presence is not None:

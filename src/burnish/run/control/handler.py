@@ -60,15 +60,17 @@ class ControlHandler:
 
     def _status(self) -> dict[str, Any]:
         parts, flow = self._parts, self._parts.flow
+        rows, engine = parts.scheduler.table(), self._session.engine.stats()
         return {
             "step": self._loop.finished_steps,
             "num_steps": self._session.config.run.steps,
             "paused": self._loop.paused,
             "groups": msgspec.to_builtins(parts.admission.counts()),
-            "domains": [
-                msgspec.to_builtins(row, enc_hook=float) for row in parts.scheduler.table()
-            ],
+            "domains": [msgspec.to_builtins(row, enc_hook=float) | row.brief() for row in rows],
+            "why": {row.domain: parts.scheduler.explain(row.domain).text for row in rows},
             "items": parts.intake.texts(),
+            "figures": dict(parts.reporter.figures),
+            "engine": {"running": engine.num_running, "waiting": engine.num_waiting},
             "breakers": [msgspec.to_builtins(row) for row in flow.table()] if flow else [],
             "flow": flow.status() if flow else {},
         }

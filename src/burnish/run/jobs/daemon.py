@@ -3,6 +3,9 @@
 A job is `burnish run` in a process of its own. To preempt one it is sent SIGTERM: the run saves a
 checkpoint and ends with status 130, and `--resume` goes on from there. The list of jobs is on the
 disk before anything is started; a daemon that was killed resumes all that was running.
+
+While jobs wait, the daemon looks at what the running ones demand, and has those that wait for
+something else lend their units (`schedule/jobs/lending.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +25,16 @@ from burnish.core.errors import UserError
 from burnish.run.control.client import ask
 from burnish.run.control.messages import Answer
 from burnish.run.control.server import serve_control
+from burnish.run.jobs.demand import Demand
 from burnish.run.jobs.messages import JobRequest, JobVerb, jobs_socket, parse_job
 from burnish.schedule.jobs.base import ActionKind, JobsConfig, JobSpec, JobState
+from burnish.schedule.jobs.lending import Lending
 from burnish.schedule.jobs.scheduler import JobScheduler
 
 _INTERRUPTED = 130
+# Looks for each quiet time of a job, and the longest pause between two.
+_LOOKS = 6
+_LOOK_S = 5.0
 
 
 class JobsDaemon:
@@ -38,7 +46,9 @@ class JobsDaemon:
         Raises:
             UserError: another version wrote it.
         """
-        self._directory = directory
+        self._directory, self._clock = directory, clock
+        self._lending, self._lend_after_s = Lending(config.lend_after_s), config.lend_after_s
+        self._demands: dict[str, Demand] = {}
         directory.mkdir(parents=True, exist_ok=True)
         self._file = directory / "jobs.json"
         self._lines: dict[str, list[str]] = {}
@@ -60,7 +70,8 @@ class JobsDaemon:
         async with asyncio.TaskGroup() as tasks:
             async with serve_control(jobs_socket(self._directory), self._answerer(tasks)):
                 self._act(tasks)
-                await self._stopping.wait()
+                while not self._stopping.is_set():
+                    await self._look(tasks)
             for job_id in self._processes:
                 self._terminate(job_id)
 
@@ -105,6 +116,27 @@ class JobsDaemon:
                 pass
         return {"jobs": [msgspec.to_builtins(row) for row in self._scheduler.table()]}
 
+    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+        """Pause, then see who could lend and who wants units back."""
+        if not self._lend_after_s:
+            await self._stopping.wait()
+            return
+        with suppress(TimeoutError):
+            pause_s = min(self._lend_after_s / _LOOKS, _LOOK_S)
+            await asyncio.wait_for(self._stopping.wait(), pause_s)
+        now, changed = self._clock.now_s(), False
+        for row in self._scheduler.table():
+            demand = self._demands.get(row.spec.job_id)
+            if demand is None or row.state is not JobState.RUNNING or row.is_guest:
+                continue
+            cores = demand.since(now)
+            units = self._lending.look(row.spec.job_id, row.spec.units, cores, now)
+            if units != row.lent:
+                self._scheduler.lend(row.spec.job_id, units)
+                changed = True
+        if changed:
+            self._act(tasks)
+
     def _act(self, tasks: asyncio.TaskGroup) -> None:
         if self._stopping.is_set():
             return
@@ -130,10 +162,12 @@ class JobsDaemon:
                 start_new_session=True,
             )
         self._processes[job_id] = process
+        self._demands[job_id] = Demand(process.pid, self._clock.now_s())
         if self._stopping.is_set() or job_id in self._cancelled or self._is_stopping(job_id):
             self._terminate(job_id)
         status = await process.wait()
-        del self._processes[job_id]
+        del self._processes[job_id], self._demands[job_id]
+        self._lending.forget(job_id)
         self._scheduler.ended(job_id, self._verdict(job_id, status))
         self._save()
         self._act(tasks)

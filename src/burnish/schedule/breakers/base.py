@@ -37,6 +37,8 @@ class BreakerConfig(Config):
     """First pause; doubled whenever a probe fails."""
     max_cooldown_s: float = Field(default=1800.0, gt=0.0, allow_inf_nan=False)
     """Longest pause."""
+    probe_samples: int = Field(default=2, ge=1)
+    """Samples of a probe that go ahead; the others of its group follow when one comes through."""
     probes_to_close: int = Field(default=2, ge=1)
     """Clean groups that it takes to believe in a recovery."""
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from burnish.schedule.breakers.base import BreakerConfig, BreakerState
 
-# One task alone may bring this part of the evidence: a poisoned item is the item's fault, not its
-# domain's. Two of them together are the domain's.
+# Where other tasks come through, one alone may bring this part of the evidence: a poisoned item is
+# the item's fault, not its domain's. Two of them together are the domain's.
 _ONE_TASK = 0.75
 # Tasks whose evidence is remembered between two clean attempts; a run has few in flight.
 _MAX_TASKS = 64
@@ -64,13 +64,14 @@ class Circuit:
             if self._by_task[task] <= 0.0:
                 del self._by_task[task]
 
-    def failed(self, task: str, now_s: float, *, weight: float) -> bool:
+    def failed(self, task: str, now_s: float, *, weight: float, others_answer: bool) -> bool:
         """An attempt failed in this breaker's way; True if that opened it.
 
         Args:
             task: whose attempt.
             now_s: the time.
             weight: how much it says, relative to a failure by chance.
+            others_answer: other tasks came through of late, so this one may be poisoned.
         """
         c = self._config
         self.num_failures += 1
@@ -78,7 +79,8 @@ class Circuit:
             return self.probe_failed(now_s)
         step = weight * math.log(c.broken_ratio / c.healthy_ratio)
         before = self._by_task.get(task, 0.0)
-        step = min(step, max(_ONE_TASK * c.threshold - before, 0.0))
+        if others_answer:
+            step = min(step, max(_ONE_TASK * c.threshold - before, 0.0))
         self._by_task[task] = before + step
         if len(self._by_task) > _MAX_TASKS:
             del self._by_task[next(iter(self._by_task))]

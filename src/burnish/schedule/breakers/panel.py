@@ -4,7 +4,9 @@
                           ^------------------a probe fails-------'
 
 Failures of the policy are the policy's business and count as successes of the machinery. A failure
-that an environment, a verifier or the data will only repeat counts double.
+that an environment, a verifier or the data will only repeat counts double. A task that only fails
+where others come through is poisoned, and given up; where nothing has come through yet, the first
+task that fails speaks for all: waiting for a second one cost minutes.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ from burnish.schedule.breakers.base import (
 from burnish.schedule.breakers.circuit import Circuit
 from burnish.schedule.state_version import require_version
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 REPEATS = frozenset({FailureKind.ENVIRONMENT, FailureKind.VERIFIER, FailureKind.DATA})
 """Kinds that a retry would only see again."""
 _REPEATS_WEIGHT = 2.0
 # Cool-downs differ by up to this part, so that what broke together does not come back together.
 _JITTER = 0.2
+# Tasks remembered as having come through, for each domain and image: more than are in flight.
+_MAX_ANSWERED = 64
 
 
 class Breakers:
@@ -47,6 +51,8 @@ class Breakers:
         self._images: dict[str, set[str]] = defaultdict(set)
         self._of: dict[tuple[str, str], list[Circuit]] = defaultdict(list)
         self._probing: dict[str, tuple[str, str]] = {}
+        # Values are unused: a set that keeps its order.
+        self._answered: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
 
     def refuses(self, domain: str, image: str = "") -> bool:
         """Whether a group of that domain and image would be turned away now."""
@@ -61,13 +67,14 @@ class Breakers:
             d for d in domains if all(self.refuses(d, image) for image in self._images[d])
         )
 
-    def dispatched(self, group_id: str, domain: str, image: str = "") -> None:
-        """A group starts; behind a half-open breaker it is the probe."""
+    def dispatched(self, group_id: str, domain: str, image: str = "") -> bool:
+        """A group starts; behind a half-open breaker it is the probe. True if it is one."""
         now = self._clock.now_s()
         for circuit in self._of.get((domain, image), ()):
             if circuit.state(now) is BreakerState.HALF_OPEN:
                 circuit.probe_s = now
                 self._probing[group_id] = (domain, image)
+        return group_id in self._probing
 
     def attempt(self, ended: Attempt) -> Reaction:
         """An attempt ended, well or badly."""
@@ -75,7 +82,12 @@ class Breakers:
         self._images[ended.domain].add(ended.image)
         kind = None if ended.failure is FailureKind.POLICY else ended.failure
         circuits = self._of.get(place, ())
+        answered = self._answered[place]
         if kind is None:
+            answered.pop(ended.task, None)
+            answered[ended.task] = None
+            if len(answered) > _MAX_ANSWERED:
+                del answered[next(iter(answered))]
             for circuit in circuits:
                 circuit.clean(ended.task)
             return NOTHING
@@ -83,14 +95,17 @@ class Breakers:
         key = BreakerKey(*place, kind)
         circuit = self._circuit(key)
         weight = _REPEATS_WEIGHT if kind in REPEATS else 1.0
-        opened = circuit.failed(ended.task, now, weight=weight)
+        others = len(answered) > (ended.task in answered)
+        opened = circuit.failed(ended.task, now, weight=weight, others_answer=others)
         if opened:
             self._spread(key, circuit)
         # A probe that failed in another way than expected is no sign of health either.
         for other in self._of[place]:
             if other is not circuit:
                 other.probe_failed(now)
-        return Reaction((key,) if opened else (), circuit.task_is_to_blame(ended.task))
+        poisoned = others and ended.task not in answered
+        abandon = poisoned and circuit.task_is_to_blame(ended.task)
+        return Reaction((key,) if opened else (), abandon)
 
     def group_done(self, group_id: str, *, clean: bool) -> None:
         """All attempts of a group are over; `clean` if most of its samples were judged."""
@@ -128,6 +143,7 @@ class Breakers:
             "version": STATE_VERSION,
             "circuits": [[*map(str, key), c.saved(now)] for key, c in self._circuits.items()],
             "images": {domain: sorted(images) for domain, images in self._images.items()},
+            "answered": [[*place, list(tasks)] for place, tasks in self._answered.items()],
         }
 
     @classmethod
@@ -143,6 +159,8 @@ class Breakers:
             breakers._circuit(BreakerKey(domain, image, FailureKind(kind))).load(saved, now)
         for domain, images in state["images"].items():
             breakers._images[domain] = set(images)
+        for domain, image, tasks in state["answered"]:
+            breakers._answered[domain, image] = dict.fromkeys(tasks)
         return breakers
 
     def _circuit(self, key: BreakerKey) -> Circuit:

@@ -71,6 +71,8 @@ class JobsConfig(Config):
     """After which use counts half against a tenant."""
     ageing_s: float = Field(default=3600.0, gt=0.0, allow_inf_nan=False)
     """Waiting that is worth one level of priority in the queue (not for taking places)."""
+    lend_after_s: float = Field(default=60.0, ge=0.0, allow_inf_nan=False)
+    """Seconds for which a job must not have needed units before it lends them; 0 never lends."""
     entry_s: float = Field(default=60.0, ge=0.0, allow_inf_nan=False)
     """Seconds charged at the start: many short jobs must not slip in before use is measured."""
 

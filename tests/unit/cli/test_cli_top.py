@@ -1,0 +1,162 @@
+"""`burnish top`: the same rows from a live run's answer and from a run's records."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from burnish.cli.main import main
+from burnish.cli.top import domain_cells, headlines
+from burnish.core.clock import ManualClock
+from burnish.observe.standing import live_standing, recorded_standing
+from burnish.store.manifest import Manifest
+from burnish.store.reader import RunReader
+from burnish.store.run_directory import RunDirectory
+from burnish.telemetry import catalogue as metric
+from burnish.telemetry.events import EventKind
+from burnish.telemetry.metrics import Sample
+
+CONFIG = "[run]\nsteps = 5  # default\n"
+
+
+def status(**changes):
+    def row(name, share):
+        return {
+            "domain": name, "share": share, "cost_ratio": 0.5, "pass_rate": None,
+            "gain_per_cost": 2e-6, "wait_picks": 3, "max_gap_picks": 9, "quarantined": None,
+        }  # fmt: skip
+
+    return {
+        "step": 2,
+        "num_steps": 5,
+        "paused": False,
+        "groups": {"running": 4, "waiting": 1},
+        "domains": [row("a", 0.25), row("b", 0.75)],
+        "why": {"a": "25.0% of cost: floor 5.0%; waits at most 9 groups", "b": "75.0% of cost: x"},
+        "items": {"a": "1 of 3 tiers open"},
+        "figures": {"engine_tokens_per_s": 900.0, "engine_busy_ratio": 0.75},
+        "engine": {"running": 12, "waiting": 0},
+        "breakers": [],
+        "flow": {"load_target": 0.95},
+    } | changes
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    manifest = Manifest(
+        burnish_version="0", created_at="2026-01-01T00:00:00+00:00", seed=1, versions={},
+        hardware={}, model_digest="sha256:0", environments={},
+    )  # fmt: skip
+    path = tmp_path / "run"
+    with RunDirectory.create(path, manifest, "", CONFIG, ManualClock()) as directory:
+        directory.events.emit(EventKind.RUN_STARTED, 0)
+        for step in (1, 2):
+            samples = [
+                Sample(name=metric.STEP_SECONDS.name, label="", value=2.0),
+                Sample(name=metric.ENGINE_TOKENS_PER_S.name, label="", value=900.0),
+                Sample(name=metric.ENGINE_BUSY_RATIO.name, label="", value=0.75),
+                Sample(name=metric.DOMAIN_SHARE.name, label="b", value=0.75),
+                Sample(name=metric.DOMAIN_MAX_GAP.name, label="b", value=9),
+            ]
+            if step == 1:
+                samples.append(Sample(name=metric.DOMAIN_SHARE.name, label="gone", value=0.25))
+            directory.metrics.append(step, samples)
+            directory.events.emit(
+                EventKind.SHARES_DECIDED, step, why={"b": f"75.0% of cost: s{step}"},
+                items={}, rows={"b": {"cost_ratio": 0.5, "gain_per_cost": 2e-6, "wait_picks": 3}},
+            )  # fmt: skip
+        directory.events.emit(EventKind.BREAKER_OPENED, 2, domain="b", cause="sandbox")
+    return path
+
+
+def test_the_greatest_share_comes_first_and_says_why():
+    standing = live_standing(status())
+    assert [d.domain for d in standing.domains] == ["b", "a"]
+    cells = domain_cells(standing.domains[1])
+    assert cells[:6] == ("a", "25.0%", "50.0%", "-", "+2.0e-06", "3 of 9")
+    assert cells[6] == "ok"
+    assert cells[7] == "floor 5.0%; waits at most 9 groups; 1 of 3 tiers open"
+
+
+def test_load_idle_time_and_speed_stand_above():
+    first, second = headlines(live_standing(status()))
+    assert "training, step 2 of 5" in first
+    assert "engine 900 tok/s, idle 25%" in first
+    assert "trainer" not in first
+    assert "12 requests decoding, 0 waiting" in second
+    assert "target 0.95" in second
+    assert headlines(live_standing(status(paused=True)))[0].startswith("paused")
+
+
+def test_an_open_breaker_and_a_quarantine_are_told():
+    row = {"domain": "a", "image": "py", "kind": "sandbox", "retry_in_s": 12.0, "num_opened": 1}
+    opened = live_standing(status(breakers=[row | {"state": "open"}])).domains[1]
+    assert domain_cells(opened)[6] == "open: sandbox py, 12 s"
+    closed = live_standing(status(breakers=[row | {"state": "closed"}])).domains[1]
+    assert domain_cells(closed)[6] == "ok"
+    rows = status()["domains"]
+    rows[0]["quarantined"] = "its verifier raises"
+    shut = live_standing(status(domains=rows)).domains[1]
+    assert domain_cells(shut)[6] == "quarantined: its verifier raises"
+
+
+def test_records_give_the_rows_that_the_live_run_gave(run):
+    standing = recorded_standing(RunReader(run))
+    (row,) = standing.domains
+    live = live_standing(status()).domains[0]
+    assert (row.domain, row.share, row.cost_ratio, row.gain_per_cost, row.wait, row.bound) == (
+        live.domain, live.share, live.cost_ratio, live.gain_per_cost, live.wait, live.bound,
+    )  # fmt: skip
+    assert row.why == "75.0% of cost: s2"
+    assert row.breaker == "opened 1x"
+    assert (standing.step, standing.num_steps, standing.engine_idle) == (2, 5, 0.25)
+    assert not standing.is_live
+
+
+def test_a_dead_run_is_not_called_training(run):
+    assert recorded_standing(RunReader(run)).state == "unknown"
+    with RunDirectory.open(run, ManualClock()) as directory:
+        directory.events.emit(EventKind.RUN_INTERRUPTED, 2)
+    assert recorded_standing(RunReader(run)).state == "stopped"
+
+
+def test_the_verb_prints_a_table_or_one_object(run, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(("top", str(run)))
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert "step 2 of 5" in shown
+    assert "gain/cost" in shown
+    assert "75.0%" in shown
+    with pytest.raises(SystemExit):
+        main(("top", str(run), "--json"))
+    found = json.loads(capsys.readouterr().out)
+    assert found["domains"][0]["domain"] == "b"
+    assert found["jobs"] == []
+
+
+def test_what_is_no_run_is_one_line_with_a_fix(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(SystemExit) as ended:
+            main(("top", str(path)))
+        assert ended.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "Fix:" in line
+
+
+def test_a_socket_that_nobody_serves_does_not_hide_the_records(run, capsys):
+    (run / "control.sock").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(("top", str(run), "--once"))
+    assert not ended.value.code
+    assert "step 2 of 5" in capsys.readouterr().out
+
+
+def test_what_a_model_wrote_does_not_reach_the_terminal_as_control_characters(run, capsys):
+    with RunDirectory.open(run, ManualClock()) as directory:
+        directory.events.emit(
+            EventKind.ENVIRONMENT_QUARANTINED, 2, domain="b", reason="bad \x1b[2J end"
+        )
+    with pytest.raises(SystemExit):
+        main(("top", str(run)))
+    assert "\x1b" not in capsys.readouterr().out
