@@ -138,7 +138,6 @@ class StepScheduler:
                 attempted_DK=result.attempted_DK,
                 completed_DK=result.completed_DK,
                 passed_DK=result.passed_DK,
-                rate_D=self.tiers.mean_DK().mean(axis=1),
                 groups_D=groups_DK.sum(axis=1),
                 spread_D=spread_D,
                 cost_D=result.cost_D,
