@@ -150,7 +150,7 @@ def test_shares_always_sum_to_one_and_stay_within_their_bounds(costs, scale):
 
 def test_saturated_and_hopeless_domains_fall_to_the_floor_and_no_lower():
     world = {"d0": 1.0, "d1": 0.0, "d2": 0.5, "d3": 0.4}
-    scheduler = make(4)
+    scheduler = make(4, floor=0.15)
     picks = drive(scheduler, lambda d, _: (world[d], 100.0), 800, random.Random(0))
     share = {row.domain: row.share for row in scheduler.table()}
     floor = 0.15 / 4

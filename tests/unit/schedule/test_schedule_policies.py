@@ -101,25 +101,30 @@ def test_an_audited_domain_loses_share_and_says_why():
     assert "90% of passes undeserved" in scheduler.explain("d0").text
 
 
-def test_full_fairness_is_equal_cost():
-    scheduler = DomainScheduler(NAMES, DomainScheduleConfig(fairness=1.0))
-    for step in range(30):
-        for i, name in enumerate(NAMES):
-            scheduler.observe(
-                name,
-                pass_rate=i / 5,
-                mean_score=i / 5,
-                num_rollouts=8,
-                cost_tokens=10.0**i,
-                step=step,
-            )
-    assert all(math.isclose(row.share, 1 / 6) for row in scheduler.table())
+def test_full_fairness_serves_those_that_fail_more_and_have_practised_less():
+    scheduler = DomainScheduler(NAMES[:3], DomainScheduleConfig(fairness=1.0))
+    # Whoever is dear or gains nothing is served like the others.
+    for step in range(60):
+        for name, rate, often in (("d0", 0.75, 1), ("d1", 0.25, 1), ("d2", 0.25, 4)):
+            if step % often == 0:
+                scheduler.observe(
+                    name,
+                    pass_rate=rate,
+                    mean_score=rate,
+                    num_rollouts=8,
+                    cost_tokens=10.0 * often,
+                    step=step,
+                )
+    share = {row.domain: row.share for row in scheduler.table()}
+    assert 1.5 * share["d0"] < share["d1"]
+    assert 1.5 * share["d1"] < share["d2"]
 
 
 def test_failed_groups_make_a_domain_dear_and_teach_nothing():
     scheduler = DomainScheduler(NAMES[:2], DomainScheduleConfig())
     for step in range(30):
-        for name, scored in (("d0", 8), ("d1", 8 * (step % 4 == 0))):
+        # Both practise the same; one pays for four times as many groups.
+        for name, scored in (("d0", 8), ("d1", 8), ("d1", 0), ("d1", 0), ("d1", 0)):
             scheduler.observe(
                 name, pass_rate=0.5, mean_score=0.5, num_rollouts=scored, cost_tokens=80, step=step
             )
