@@ -11,6 +11,7 @@ from burnish.plan.learning.ratio_check import ratio_error
 from burnish.plan.learning.starvation import drive_randomly
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.picks import DomainScheduleConfig, DomainShare
+from burnish.schedule.values.dealer import Dealer
 from burnish.schedule.values.names import PolicyName
 
 NAMES = [f"d{i}" for i in range(6)]
@@ -78,8 +79,13 @@ def test_no_domain_ever_waits_beyond_its_own_bound():
 
 
 @pytest.mark.slow
-def test_no_domain_ever_waits_beyond_its_own_bound_in_a_million_steps():
-    assert drive_randomly(1_000_000, seed=7) == 0
+def test_no_domain_ever_waits_beyond_its_own_bound_in_100_000_steps():
+    assert drive_randomly(100_000, seed=7) == 0
+
+
+def test_a_dealer_without_its_guard_is_found_out(monkeypatch):
+    monkeypatch.setattr(Dealer, "overdue", lambda *args: None)
+    assert drive_randomly(10_000, seed=5) > 0
 
 
 @pytest.mark.parametrize("seed", [0, 1])
