@@ -75,6 +75,7 @@ class PracticeCurves:
         """Nobody has practised."""
         self._bands = Columns(num_rows, dict.fromkeys(_SUMS, 0.0), width=num_bands)
         self._rows = Columns(num_rows, {"practice": 0.0, "fall": 0.0, "noise": 1.0})
+        self._rates_DK: Floats | None = None
 
     def depth(self) -> Floats:
         """Practice so far, head start included."""
@@ -84,9 +85,10 @@ class PracticeCurves:
 
     def rates(self) -> Floats:
         """Recent pass rates by band; one half where there is nothing."""
-        bands = self._bands
-        rates: Floats = (bands["mean_y"] * bands["rollouts"] + 0.5) / (bands["rollouts"] + 1.0)
-        return rates
+        if self._rates_DK is None:
+            num_DK = self._bands["rollouts"]
+            self._rates_DK = (self._bands["mean_y"] * num_DK + 0.5) / (num_DK + 1.0)
+        return self._rates_DK
 
     def level(self) -> Floats:
         """Mean pass rate over the bands that were seen; one half where none was."""
@@ -154,6 +156,7 @@ class PracticeCurves:
         keep_D = 1.0 - (1.0 - _KEPT_AFTER_FALL) * fallen_D
         for name in _FADING:
             self._bands[name] = self._bands[name] * keep_D[:, None]
+        self._rates_DK = None
 
     def _take(self, scored_DK: Floats, rate_DK: Floats, u_D1: Floats, keep_D1: Floats) -> None:
         bands, before_DK = self._bands, self._bands["rollouts"]
@@ -169,6 +172,7 @@ class PracticeCurves:
         bands["mean_y"] = bands["mean_y"] + part_DK * dy
         bands["rollouts"] = total_DK
         bands["points"] = bands["points"] * keep_D1 + (scored_DK > 0.0)
+        self._rates_DK = None
 
     def _raw(self) -> tuple[Floats, Floats]:
         """Speeds by themselves, 0 while undefined, and the information behind them."""
@@ -198,11 +202,13 @@ class PracticeCurves:
         """One more domain."""
         self._bands.add_row()
         self._rows.add_row()
+        self._rates_DK = None
 
     def remove_row(self, row: int) -> None:
         """One less."""
         self._bands.remove_row(row)
         self._rows.remove_row(row)
+        self._rates_DK = None
 
     def state(self) -> dict[str, Any]:
         """Both tables."""
@@ -212,6 +218,7 @@ class PracticeCurves:
         """Take both over."""
         self._bands.load(state["bands"])
         self._rows.load(state["rows"])
+        self._rates_DK = None
 
 
 def _shrunk(speed_D: Floats, variance_D: Floats) -> Speeds:
