@@ -115,8 +115,7 @@ class World:
         self.failure = np.where(flaky, rng.uniform(0.3, 0.9, d), rng.uniform(0.0, 0.04, d))
         self.coin = rng.uniform(0.35, 0.65, d)
         self.cluster = rng.integers(0, max(d // 10, 1), d)
-        self.mates = _same(self.cluster, self.cluster)
-        self.foes = _same(self.cluster, (self.cluster + 1) % max(d // 10, 1))
+        self.rival = (self.cluster + 1) % max(d // 10, 1)
         self.gated = np.zeros(d, dtype=np.bool_)
         self.needs = rng.integers(0, d, (d, 2))
         if family.prerequisites:
@@ -133,7 +132,8 @@ class World:
         self._moves = ~np.isin(self.kind, (Kind.NOISY, Kind.GAMING))
         self._hacked = self.kind == Kind.HACKED
         self._gaming = self.kind == Kind.GAMING
-        self._transfer = self.mates.sum(axis=1) * 0.3 - 0.3 * (family.rivals > 0)
+        befriended = self._mean_in(self.cluster, np.ones(d))
+        self._transfer = befriended * 0.3 - 0.3 * (family.rivals > 0)
         self._flat = np.where(self._gaming, 0.15, self.coin)
         self._look()
 
@@ -222,12 +222,21 @@ class World:
         )
         gain = np.where(self._moves, gain, 0.0)
         rehearsed = np.minimum(1.0, done.sum(axis=1) / 4.0)
-        moved = self.skill + gain + _TRANSFER * (self.mates @ gain)
-        moved = moved - self.family.rivals * (self.foes @ gain)
+        moved = self.skill + gain + _TRANSFER * self._mean_in(self.cluster, gain)
+        if self.family.rivals:
+            moved = moved - self.family.rivals * self._mean_in(self.rival, gain)
         kept = 1.0 - self.forget * (1.0 - 0.8 * rehearsed)
         self.skill = np.maximum(moved * kept, 0.02 * self.start)
         self._look()
         return gain
+
+    def _mean_in(self, cluster: Ints, gain: Floats) -> Floats:
+        """Mean gain in a cluster that each domain names, without the domain itself."""
+        own = cluster == self.cluster
+        total = np.bincount(self.cluster, gain, minlength=int(cluster.max()) + 1)[cluster]
+        num = np.bincount(self.cluster, minlength=int(cluster.max()) + 1)[cluster] - own
+        mean: Floats = (total - own * gain) / np.maximum(num, 1)
+        return mean
 
     def _signal(self) -> Floats:
         rate = self._shown_DK
@@ -292,11 +301,3 @@ class World:
 def _varied(rate: Floats) -> Floats:
     varied: Floats = 1.0 - rate**GROUP_SIZE - (1.0 - rate) ** GROUP_SIZE
     return varied
-
-
-def _same(one: Ints, other: Ints) -> Floats:
-    """Rows average over those of the other's cluster, without themselves."""
-    same = (other[:, None] == one[None, :]).astype(np.float64)
-    np.fill_diagonal(same, 0.0)
-    mean: Floats = same / np.maximum(same.sum(axis=1, keepdims=True), 1.0)
-    return mean
