@@ -29,6 +29,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 QUICKSTART_ARGS ?=
 BENCH_ARGS ?=
+TEST_WORKERS ?= 2
 ENGINE_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -74,7 +75,7 @@ lint: install-dev
 	$(BIN)/deptry .
 
 test: lint
-	$(BIN)/pytest -m "not slow and not gpu" --durations=10
+	$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow and not gpu" --durations=10
 
 test-slow: install-dev
 	$(BIN)/pytest -m "slow and not gpu" --durations=10

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from burnish.core.boxes import (
     Capabilities,
@@ -21,6 +22,19 @@ from burnish.core.boxes import (
 settings.register_profile("same", derandomize=True)
 settings.register_profile("fuzz", derandomize=False, print_blob=True)
 settings.load_profile("same")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    """Files are shared out whole; those about boxes, which fill the machine, are one share."""
+    return _Shares(config, log)
+
+
+class _Shares(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.split("::")[0]
+        about_boxes = path.startswith(("tests/contract/test_sandbox", "tests/unit/sandbox/"))
+        return "boxes" if about_boxes else path
 
 
 class PlainBox:

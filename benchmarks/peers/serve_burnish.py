@@ -4,6 +4,7 @@ import os
 import time
 from typing import Any
 
+import textbook
 import torch
 from child import serve
 
@@ -18,6 +19,8 @@ class Engine:
 
     def __init__(self, setup: dict[str, Any]) -> None:
         torch.set_num_threads(setup["threads"])
+        if setup.get("textbook"):
+            textbook.install()
         loaded = load_model(setup["model"])
         self.state = loaded.decoder.state_dict()
         limits = CoreLimits(

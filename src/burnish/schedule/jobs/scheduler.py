@@ -220,7 +220,8 @@ class JobScheduler:
         waiting = sorted((j for j in self._jobs.values() if j.state is JobState.QUEUED), key=key)
         # Jobs use their tenant's quota up in this order; what it covers goes before all else.
         left = {t: self._config.quotas.get(t, 0) - self._held(t) for t in use}
-        covered, others = [], []
+        covered: list[_Job] = []
+        others: list[_Job] = []
         for job in waiting:
             left[job.spec.tenant] -= job.spec.units
             (covered if left[job.spec.tenant] >= 0 else others).append(job)
