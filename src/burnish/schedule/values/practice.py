@@ -26,11 +26,11 @@ from burnish.schedule.values.columns import Columns, Floats
 
 # Practice that a domain begins with: this part of the domains' mean, and a few groups. It keeps the
 # logarithm of the first groups from swallowing everything after them.
-_HEAD_START = 0.25
+_HEAD_START = 0.15
 _HEAD_START_ROLLOUTS = 30.0
-# A line forgets by a factor e whenever practice grows by e ** 0.5 = 1.65: rates bend on that scale,
+# A line forgets by a factor e whenever practice grows by e ** 0.8 = 2.2: rates bend on that scale,
 # since a band nears its top while the next one starts.
-_MEMORY = 0.5
+_MEMORY = 0.8
 # Before anything is known, log odds grow in proportion with log practice.
 _PRIOR_SPEED = 1.0
 # Standard deviation of the speeds of domains that move, and of those that do not, relative to the
@@ -38,7 +38,7 @@ _PRIOR_SPEED = 1.0
 _MOVING_SPREAD = 1.0
 _STILL_SPREAD = 0.1
 # Part of the domains that is expected to move, and how many domains this belief weighs as much as.
-_MOVING_RATIO = 0.7
+_MOVING_RATIO = 0.5
 _MOVING_WEIGHT = 4.0
 # Rounds of expectation and maximisation: the fit starts near its end, and only shapes a prior.
 _FIT_ROUNDS = 3
