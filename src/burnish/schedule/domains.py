@@ -356,8 +356,9 @@ class DomainScheduler:
             pass_DK=self._pass_rates()[:, None],
             size_D=np.ones(len(self._names)),
         )
-        if self._active.any():
-            self._share_D = self._policy.decide(view)
+        # Somebody may have joined or left while all others are in quarantine.
+        some = self._active.any()
+        self._share_D = self._policy.decide(view) if some else np.zeros(len(self._names))
 
     def _pass_rates(self) -> Floats:
         """One half counts as one group, so that nobody begins solved or hopeless."""

@@ -151,6 +151,18 @@ def test_a_share_that_cannot_be_met_is_refused_and_changes_nothing():
     assert scheduler.state() == before
 
 
+@pytest.mark.parametrize("policy", EVERY)
+def test_a_domain_comes_back_after_all_the_others_have_left(policy):
+    scheduler = DomainScheduler(NAMES[:2], DomainScheduleConfig(policy=policy, warmup_picks=0))
+    scheduler.quarantine("d0", "drawn")
+    scheduler.remove("d1")
+    assert scheduler.next() is None
+    scheduler.restore("d0")
+    assert [scheduler.next().domain for _ in range(3)] == ["d0"] * 3
+    scheduler.observe("d0", pass_rate=0.5, mean_score=0.5, num_rollouts=8, cost_tokens=9.0, step=3)
+    assert scheduler.table()[0].share == 1.0
+
+
 def test_groups_of_a_removed_domain_that_come_back_are_ignored():
     scheduler = DomainScheduler(NAMES[:2], DomainScheduleConfig())
     scheduler.remove("d0")
