@@ -75,7 +75,7 @@ lint: install-dev
 	$(BIN)/deptry .
 
 test: lint
-	$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow and not gpu" --durations=10
+	$(BIN)/pytest -n $(TEST_WORKERS) --no-loadscope-reorder -m "not slow and not gpu" --durations=10
 
 test-slow: install-dev
 	$(BIN)/pytest -m "slow and not gpu" --durations=10

@@ -70,7 +70,10 @@ def _files() -> Iterator[Leftover]:
         found = _OWNED.fullmatch(path.name)
         if found is None or int(found[1]) != namespace:
             continue
-        status = path.lstat()
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue  # its owner, who lives, has removed it
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             continue
         if start_ticks(int(found[2])) != int(found[3]):

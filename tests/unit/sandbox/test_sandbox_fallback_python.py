@@ -180,7 +180,16 @@ def unaddressed(output: bytes) -> bytes:
     return re.sub(rb"0x[0-9a-f]+", b"0x", output)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A suite in the background of a shell ignores interrupts, and so would its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("code", PROGRAMS.values(), ids=PROGRAMS)
+@pytest.mark.usefixtures("interruptible")
 def test_a_job_does_what_plain_python_does(box: RawBox, code: str) -> None:
     given = b"one line\r\nand \xc3\xa4nother\n"
     mine = python(box, code, "x", "\u00e4", stdin=given)

@@ -34,3 +34,12 @@ def test_files_of_the_dead_go_and_those_of_the_living_stay(temporary: Path) -> N
     assert found == [str(dead)]
     assert all((folder / "file").exists() for folder in stay)
     assert link.is_symlink()
+
+
+def test_what_its_owner_removes_meanwhile_is_no_error(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    gone = temporary / f"burnish-{namespace}-{os.getpid()}-1-abcd.spool"
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([gone] if folder == temporary else []))
+    assert [row for row in sweep_leftovers() if row.kind == "temporary files"] == []
