@@ -53,7 +53,7 @@ _KEPT_AFTER_FALL = 0.05
 # never fades below: an easy band that is not drawn any more is still passed.
 _MIN_ROLLOUTS = 8.0
 # What a domain may gain that its bands do not show.
-_HIDDEN_REACH = 0.05
+_HIDDEN_REACH = 0.1
 
 _SUMS = ("rollouts", "mean_u", "mean_y", "suu", "suy", "syy", "points")
 _FADING = ("rollouts", "suu", "suy", "syy", "points")
