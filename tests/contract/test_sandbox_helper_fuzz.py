@@ -76,24 +76,27 @@ class Garbage:
                 body + self.list(pair) + self.list(pair) + self.list(self.string) + self.list(pair)
             )
         if op is Op.CREATE:
-            sizes = struct.pack("<QI", 1 << 20, 100) + self.u64() + self.u32()
+            sizes = struct.pack("<IQI", 0, 1 << 20, 100) + self.u64() + self.u32()
             return sizes + self.list(self.u32, 20)
-        if op is Op.EXEC:
-            start = struct.pack("<Q", 20_000) + self.u32() + self.u32()
-            limit = lambda: self.u32() + self.u64() + self.u64()  # noqa: E731
-            words = many([text("true"), text("")][: self.random.randrange(3)])
-            files = many([text("/bin/true"), text("")][: self.random.randrange(3)])
-            return start + self.list(limit, 3) + self.string() + files + words + files
-        if op is Op.PUT:
-            return self.u32() + self.u32() + self.u32() + self.string()
-        if op is Op.GET:
-            return self.u64() + self.string()
+        if op in (Op.EXEC, Op.PUT, Op.GET):
+            return self.job(op)
         if op is Op.LISTEN:
             return struct.pack("<H", self.random.randrange(2**16))
         if op in (Op.NEWLAYER, Op.RESIZE):
-            number = self.u32() if op is Op.RESIZE else b""
+            number = self.u32() if op is Op.RESIZE else bytes(4)
             return number + self.u64() + self.u32()
         return b"" if op in (Op.KILL, Op.PYTHON) else self.u32()
+
+    def job(self, op: Op) -> bytes:
+        limits = [self.u32() + self.u64() + self.u64() for _ in range(self.random.randrange(3))]
+        files = [text("/bin/true"), text("")][: self.random.randrange(3)]
+        words = [text("true"), text("")][: self.random.randrange(3)]
+        if op is not Op.EXEC:
+            words = [self.string() for _ in range(self.random.randrange(3))]
+        counts = struct.pack("<IIII", len(limits), len(files), len(words), len(files))
+        start = struct.pack("<Q", 20_000) + self.u64() + self.u32() + self.u32()
+        strings = [self.string(), *files, *words, *files]
+        return start + counts + b"".join(limits) + b"".join(strings)
 
     def wire(self, op: Op, number: int, flags: int) -> bytes:
         body = self.body(op)
@@ -125,7 +128,7 @@ class Garbage:
     def num_fds(self, op: Op) -> int:
         if self.random.random() < 0.1:
             return self.random.choice((1, 2, 4, 8, 9, 20))
-        return {Op.EXEC: 3, Op.PUT: 1, Op.GET: 1, Op.HELLO: 1}.get(op, 0)
+        return {Op.EXEC: 3, Op.PUT: 3, Op.GET: 3, Op.HELLO: 1}.get(op, 0)
 
 
 @pytest.fixture(scope="module")

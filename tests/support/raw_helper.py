@@ -38,11 +38,29 @@ COMMANDS = {
 
 def text(value: str | bytes) -> bytes:
     data = value.encode() if isinstance(value, str) else value
-    return struct.pack("<I", len(data)) + data
+    return data + b"\0"
 
 
 def many(items: Sequence[bytes]) -> bytes:
     return struct.pack("<I", len(items)) + b"".join(items)
+
+
+def job_body(
+    user: int,
+    argv: Sequence[str | bytes] = (),
+    *,
+    detail: int = 0,
+    wall_us: int = 30_000_000,
+    cwd: str = "/work",
+    files: Sequence[str | bytes] = (),
+    env: Sequence[str] = (),
+    limits: Sequence[tuple[int, int, int]] = (),
+) -> bytes:
+    """Of EXEC and its like."""
+    counts = len(limits), len(files), len(argv), len(env)
+    body = struct.pack("<QQIIIIII", wall_us, detail, user, user, *counts)
+    body += b"".join(struct.pack("<IQQ", *limit) for limit in limits)
+    return body + b"".join(map(text, (cwd, *files, *argv, *env)))
 
 
 def memory_file(data: bytes = b"") -> int:
@@ -80,6 +98,12 @@ class Exited(NamedTuple):
     user_us: int
     system_us: int
     max_rss_bytes: int
+
+
+def exit_of(reply: Reply) -> Exited:
+    assert reply.op is Op.EXITED, (reply, reply.stage)
+    ending, *rest = struct.unpack("<IiQQQQ", reply.body)
+    return Exited(Ending(ending), *rest)
 
 
 def files_of(argv: Sequence[str], env: Sequence[str]) -> tuple[str, ...]:
@@ -153,10 +177,8 @@ class RawBox(Channel):
         in_file: bool = False,
     ) -> int:
         user = self.job_id if uid is None else uid
-        body = struct.pack("<QII", wall_us, user, user)
-        body += many([struct.pack("<IQQ", *limit) for limit in limits]) + text(cwd)
-        body += many([text(file) for file in files_of(argv, env)])
-        body += many([text(word) for word in argv]) + many([text(word) for word in env])
+        files = files_of(argv, env)
+        body = job_body(user, argv, wall_us=wall_us, cwd=cwd, files=files, env=env, limits=limits)
         streams = list(fds) if fds is not None else [self._null] * 3
         if not in_file:
             return self.send(Op.EXEC, body, streams, flags)
@@ -169,9 +191,7 @@ class RawBox(Channel):
     def exited(self) -> Exited:
         reply = self.receive()
         assert reply is not None, "the init is gone"
-        assert reply.op is Op.EXITED, (reply, reply.stage)
-        ending, *rest = struct.unpack("<IiQQQQ", reply.body)
-        return Exited(Ending(ending), *rest)
+        return exit_of(reply)
 
     def exec(self, *argv: str, **options: object) -> Exited:
         self.start(*argv, **options)  # type: ignore[arg-type]
@@ -188,26 +208,30 @@ class RawBox(Channel):
             os.close(out)
             os.close(err)
 
-    def put(self, path: str, data: bytes, mode: int = 0o644, uid: int | None = None) -> Reply:
-        file = memory_file(data)
-        user = self.job_id if uid is None else uid
-        try:
-            return self.ask(Op.PUT, struct.pack("<III", mode, user, user) + text(path), [file])
-        finally:
-            os.close(file)
+    def put(self, path: str, data: bytes, mode: int = 0o644, uid: int | None = None) -> int:
+        """The errno, or 0."""
+        return self.transfer(Op.PUT, path, memory_file(data), mode, uid)
 
     def get(self, path: str, limit_bytes: int = 1 << 20) -> bytes | int:
         """The content, or the errno."""
         file = memory_file()
-        try:
-            reply = self.ask(Op.GET, struct.pack("<Q", limit_bytes) + text(path), [file])
-            if reply.op is Op.ERROR:
-                return reply.error
-            data = content(file)
-            assert struct.unpack("<Q", reply.body) == (len(data),)
-            return data
-        finally:
-            os.close(file)
+        error = self.transfer(Op.GET, path, os.dup(file), limit_bytes)
+        data = content(file)
+        os.close(file)
+        return error or data
+
+    def transfer(self, op: Op, path: str, file: int, detail: int, uid: int | None = None) -> int:
+        user = self.job_id if uid is None else uid
+        fds = [file, self._null, self._null] if op is Op.PUT else [self._null, file, self._null]
+        self.send(op, job_body(user, [path], detail=detail), fds, Flag.EXEC_KEEP)
+        os.close(file)
+        reply = self.receive()
+        assert reply is not None, "the init is gone"
+        if reply.op is Op.ERROR:
+            return reply.error
+        exited = exit_of(reply)
+        assert exited.ending is Ending.NOT_STARTED or exited[:2] == (Ending.EXITED, 0)
+        return exited.code
 
     def close(self) -> None:
         super().close()
@@ -276,7 +300,7 @@ class RawHelper(Channel):
         fds: Sequence[int] = (),
         flags: int = 0,
     ) -> int:
-        body = struct.pack("<QIQI", disk_bytes, num_inodes, shm_bytes, processor)
+        body = struct.pack("<IQIQI", 0, disk_bytes, num_inodes, shm_bytes, processor)
         body += many([struct.pack("<I", layer) for layer in layers])
         return self.send(Op.CREATE, body, fds, flags)
 
@@ -334,7 +358,7 @@ class RawHelper(Channel):
     def new_layer(
         self, disk_bytes: int = 1 << 20, fds: Sequence[int] = (), flags: int = 0
     ) -> Reply:
-        return self.ask(Op.NEWLAYER, struct.pack("<QI", disk_bytes, 1024), fds, flags)
+        return self.ask(Op.NEWLAYER, struct.pack("<IQI", 0, disk_bytes, 1024), fds, flags)
 
     def num_fds(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from raw_helper import COMMANDS, FALLBACK, NUM_IDS, PATH, RawBox, RawHelper, many, memory_file, text
+from raw_helper import COMMANDS, FALLBACK, NUM_IDS, PATH, RawBox, RawHelper, job_body, memory_file
 
 from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.native import protocol
@@ -75,10 +74,10 @@ def python(
     limits: Sequence[tuple[int, int, int]] = (),
     flags: int = 0,
 ) -> Outcome:
-    body = struct.pack("<QII", wall_us, box.job_id, box.job_id)
-    body += many([struct.pack("<IQQ", *limit) for limit in limits]) + text("/work")
-    body += many([]) + many([text(word) for word in argv]) + many([text(word) for word in env])
-    body += struct.pack("<II", kind, options) + text(source)
+    detail = kind | options << 32
+    body = job_body(
+        box.job_id, argv, detail=detail, wall_us=wall_us, files=[source], env=env, limits=limits
+    )
     files = [memory_file(stdin), memory_file(), memory_file()]
     try:
         if len(body) > 100_000:
@@ -235,7 +234,7 @@ def scripts(box: RawBox, tmp_path: Path) -> Path:
     for name, source in SCRIPTS.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(source.encode("latin-1"))
-        assert box.put(name, source.encode("latin-1")).op is Op.DONE
+        assert box.put(name, source.encode("latin-1")) == 0
     return tmp_path
 
 
@@ -489,8 +488,7 @@ def test_no_number_is_too_large(box: RawBox) -> None:
 
 
 def body_in(box: RawBox, folder: str) -> bytes:
-    body = struct.pack("<QII", 0, box.job_id, box.job_id) + many([]) + text(folder)
-    return body + many([]) * 3 + struct.pack("<II", 0, 0) + text("print(1)")
+    return job_body(box.job_id, cwd=folder, files=["print(1)"])
 
 
 def test_a_directory_that_is_not_there_is_told(box: RawBox) -> None:

@@ -59,7 +59,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[int]:
 
 def test_a_box_writes_to_the_disk_of_its_owner(helper: RawHelper, disk: int) -> None:
     box = helper.create(fds=[disk], flags=Flag.CREATE_UPPER, disk_bytes=0, num_inodes=0)
-    assert box.put("big", bytes(2 * DISK_BYTES)).error == errno.ENOSPC
+    assert box.put("big", bytes(2 * DISK_BYTES)) == errno.ENOSPC
     shell(box, "echo one > a; echo two > /dev/shm/b")
     assert helper.resize(box.number, 1 << 30).error == errno.EOPNOTSUPP
     assert helper.tell(Op.DESTROY, box.number).op is Op.DONE

@@ -136,7 +136,9 @@ def test_an_init_that_gets_garbage_ends(helper: RawHelper, data: bytes) -> None:
         struct.pack("<IHHI", 12, Op.EXEC, 0, 1),
         struct.pack("<IHHIII", 20, Op.DESTROY, 0, 1, 1, 1),
         struct.pack("<IHHII", 16, Op.DESTROY, 1, 1, 1),
-        struct.pack("<IHHI", 40, Op.CREATE, 0, 1) + struct.pack("<QIQII", 1, 1, 1, 1, 2**32 - 1),
+        struct.pack("<IHHI", 44, Op.CREATE, 0, 1)
+        + struct.pack("<IQIQII", 0, 1, 1, 1, 1, 2**32 - 1),
+        struct.pack("<IHHIIQI", 28, Op.NEWLAYER, 0, 1, 7, 1 << 20, 100),
         bytes(200_000),
     ],
 )

@@ -12,11 +12,10 @@ from raw_helper import (
     ROOT,
     RawBox,
     RawHelper,
-    many,
+    job_body,
     open_helper,
     python,
     shell,
-    text,
 )
 
 from burnish.sandbox.native.protocol import Ending, Flag, Op
@@ -75,12 +74,9 @@ def test_the_inits_user_is_for_nobody_else(box: RawBox) -> None:
     if not ROOT:
         pytest.skip("an ordinary user without subordinate ids has one id only")
     last = NUM_IDS - 1
-    body = (
-        struct.pack("<QII", 0, last, last) + many([]) + text("/") + many([]) + many([text("true")])
-    )
-    box.send(Op.EXEC, body + many([]), [0, 1, 2])
+    box.send(Op.EXEC, job_body(last, ["true"]), [0, 1, 2])
     assert box.exited()[:2] == (Ending.NOT_STARTED, errno.EINVAL)
-    assert box.put("x", b"", uid=last).error == errno.EINVAL
+    assert box.put("x", b"", uid=last) == errno.EINVAL
 
 
 def test_a_full_process_table_is_an_answer(box: RawBox) -> None:
@@ -151,9 +147,7 @@ def test_package_boxes_can_change_owners_and_others_cannot(helper: RawHelper) ->
     assert "CapPrm:\t0000000000000000" in shell(box, "cat /proc/self/status", uid=0)
     plain = helper.create()
     assert plain.exec("chown", "33", "/tmp", uid=0).code != 0
-    body = struct.pack("<QII", 0, 0, 0) + many([]) + text("/")
-    body += many([]) + many([text("true")]) + many([])
-    plain.send(Op.EXEC, body, [0, 1, 2], Flag.EXEC_PACKAGES)
+    plain.send(Op.EXEC, job_body(0, ["true"]), [0, 1, 2], Flag.EXEC_PACKAGES)
     assert plain.exited()[:2] == (Ending.NOT_STARTED, errno.EINVAL)
 
 

@@ -162,19 +162,39 @@ async def ask(stage: Stage, forger: Forger, null: int) -> None:
     found = read(data[:MOST_READ_BYTES], stage.num_asked)
     if found is None or found.op not in (Op.DONE, Op.ERROR):
         with pytest.raises(ClassifiedFailure):
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
         assert stage.init.dead, data
     elif found.op == Op.ERROR:
         # Its class depends on the number, and may be TimeoutError.
         with pytest.raises(OSError) as caught:  # noqa: PT011
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
         assert caught.value.errno == found.numbers[0]
         assert not stage.init.dead
     else:
-        _, descriptor = await stage.init.ask(Op.PUT, b"")
+        _, descriptor = await stage.init.ask(Op.LISTEN, b"")
         assert (descriptor >= 0) is (num_fds > 0)
         if descriptor >= 0:
             os.close(descriptor)
+        assert not stage.init.dead
+    stage.theirs.recv(1 << 16)
+
+
+async def move(stage: Stage, forger: Forger, null: int) -> None:
+    """One file; it is there only if the second reader says so."""
+    stage.num_asked += 1
+    data = forger.reply(stage.num_asked, Op.EXITED)
+    stage.send(data, [null] * forger.num_fds())
+    found = read(data[:MOST_READ_BYTES], stage.num_asked)
+    if found is None or found.op not in (Op.EXITED, Op.ERROR):
+        with pytest.raises(ClassifiedFailure):
+            await stage.init.transfer(Op.PUT, b"", null, False)
+        assert stage.init.dead, data
+    elif found == Reading(Op.EXITED, (Ending.EXITED, 0)):
+        await stage.init.transfer(Op.PUT, b"", null, False)
+        assert not stage.init.dead
+    else:
+        with pytest.raises(OSError):  # noqa: PT011
+            await stage.init.transfer(Op.PUT, b"", null, False)
         assert not stage.init.dead
     stage.theirs.recv(1 << 16)
 
@@ -221,15 +241,15 @@ async def greet(ended_pid: int, forger: Forger, null: int) -> None:
     is_ready = found is not None and found.op == Op.READY and len(first) == HEADER.size
     if found is not None and found.op == Op.ERROR:
         with pytest.raises(OSError) as caught:  # noqa: PT011
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
         assert caught.value.errno == found.numbers[0]
     elif is_ready:
-        _, descriptor = await stage.init.ask(Op.PUT, b"")
+        _, descriptor = await stage.init.ask(Op.LISTEN, b"")
         if descriptor >= 0:
             os.close(descriptor)
     else:
         with pytest.raises(ClassifiedFailure):
-            await stage.init.ask(Op.PUT, b"")
+            await stage.init.ask(Op.LISTEN, b"")
     assert stage.init.dead is not is_ready
     stage.close()
 
@@ -241,7 +261,7 @@ async def forge(ended_pid: int, seed: int, num_messages: int) -> None:
         if number % 10 == 0:
             await greet(ended_pid, forger, null)
             continue
-        await (run if number % 2 else ask)(stage, forger, null)
+        await (run, ask, move)[number % 3](stage, forger, null)
         if stage.init.dead:
             stage.close()
             stage = Stage(ended_pid)

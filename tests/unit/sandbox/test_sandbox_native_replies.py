@@ -92,16 +92,23 @@ def test_errors_are_read_or_refused(body: bytes) -> None:
 
 
 def test_the_body_of_a_command_has_the_layout_of_the_protocol() -> None:
-    def text(data: bytes) -> bytes:
-        return struct.pack("<I", len(data)) + data
+    def begun(num_variables: int) -> bytes:
+        return struct.pack("<QQIIIIII", 1000, 0, 1, 2, 1, 3, 2, num_variables)
 
-    assert wire.exec_body(JOB)[: 16 + 24] == struct.pack("<QIIIIQQ", 1000, 1, 2, 1, 7, 8, 9)
-    files = [b"/usr/local/bin/echo", b"/usr/bin/echo", b"/bin/echo"]
-    tail = text(b"/work") + struct.pack("<I", 3) + b"".join(map(text, files))
-    tail += struct.pack("<I", 2) + text(b"echo") + text(b"\xff")
-    assert wire.exec_body(JOB)[40 : 40 + len(tail)] == tail
+    rest = struct.pack("<IQQ", 7, 8, 9) + b"/work\0"
+    rest += b"/usr/local/bin/echo\0/usr/bin/echo\0/bin/echo\0echo\0\xff\0"
+    assert wire.exec_body(JOB) == begun(1) + rest + b"A=1\0"
     named = wire.exec_body(JOB._replace(env={"A": "2", "B": "3"}))
-    assert named[40 + len(tail) :].startswith(struct.pack("<I", 2) + text(b"A=2") + text(b"B=3"))
+    assert named == begun(2) + rest + b"A=2\0B=3\0"
+
+
+def test_the_bodies_of_python_and_of_files_are_those_of_commands() -> None:
+    part = wire.PythonPart(wire.PythonKind.MODULE, wire.PythonOption.ISOLATED, b"code")
+    body = wire.exec_body(JOB._replace(python=part, rlimits=()))
+    head = struct.pack("<QIIIIIIII", 1000, 2, 1, 1, 2, 0, 1, 1, 1)
+    assert body == head + b"/work\0code\0\xff\0A=1\0"
+    head = struct.pack("<QQIIIIII", 20_000_000, 0o644, 1, 2, 0, 0, 1, 0)
+    assert wire.file_body((1, 2), 0o644, "a/b") == head + b"/\0a/b\0"
 
 
 def test_a_message_that_is_too_long_is_not_built() -> None:
@@ -112,7 +119,7 @@ def test_a_message_that_is_too_long_is_not_built() -> None:
 
 def test_a_nul_byte_in_a_path_is_not_sent() -> None:
     with pytest.raises(ValueError, match="NUL"):
-        wire.path_body("I", 0, path="a\0b")
+        wire.file_body((0, 0), 0, "a\0b")
 
 
 class HostileInit:
@@ -136,14 +143,16 @@ READY = wire.message(Op.READY, 0)
 
 
 def answer(
-    data: bytes, fds: tuple[int, ...] = (), first: bytes = READY
+    data: bytes, fds: tuple[int, ...] = (), first: bytes = READY, op: Op = Op.LISTEN
 ) -> tuple[HostileInit, BaseException | object]:
     hostile = HostileInit()
     hostile.theirs.send(first)
 
     async def ask() -> object:
         socket.send_fds(hostile.theirs, [data], fds)
-        return await hostile.init.ask(Op.PUT, b"")
+        if op is Op.LISTEN:
+            return await hostile.init.ask(op, b"")
+        return await hostile.init.transfer(op, b"", hostile.init.upper_fd, False)
 
     try:
         return hostile, asyncio.run(ask())
@@ -172,11 +181,39 @@ def test_an_init_that_breaks_the_protocol_is_killed(data: bytes) -> None:
     assert hostile.process.returncode == -9
 
 
+@pytest.mark.parametrize(
+    "data", [b"x", wire.message(Op.DONE, 1), exited(2), exited(1, 3, 0), wire.message(Op.EXITED, 1)]
+)
+def test_a_file_is_where_it_belongs_only_if_the_init_says_so(data: bytes) -> None:
+    hostile, outcome = answer(data, op=Op.PUT)
+    assert isinstance(outcome, ClassifiedFailure)
+    assert hostile.process.returncode == -9
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [
+        (exited(1, Ending.NOT_STARTED, errno.ENOSPC), errno.ENOSPC),
+        (exited(1, Ending.TIMEOUT), errno.ETIMEDOUT),
+        (exited(1, Ending.SIGNALED, 9), errno.EIO),
+        (exited(1, Ending.EXITED, 1), errno.EIO),
+        (wire.message(Op.ERROR, 1, struct.pack("<iI", errno.EBUSY, 0)), errno.EBUSY),
+    ],
+)
+def test_what_keeps_a_file_from_being_moved_is_an_error(data: bytes, number: int) -> None:
+    hostile, outcome = answer(data, op=Op.GET)
+    assert isinstance(outcome, OSError)
+    assert outcome.errno == number
+    assert not hostile.init.dead
+    assert answer(exited(), op=Op.GET)[1] is None
+
+
 def test_descriptors_that_nobody_asked_for_are_closed() -> None:
     before = len(os.listdir("/proc/self/fd"))
     null = os.open("/dev/null", os.O_RDONLY)
     hostile, outcome = answer(wire.message(Op.DONE, 2), (null, null, null))
     assert isinstance(outcome, ClassifiedFailure)
+    assert answer(exited(), (null, null), op=Op.PUT)[1] is None
     hostile, outcome = answer(wire.message(Op.ERROR, 1, struct.pack("<iI", 2, 0)), (null, null))
     assert isinstance(outcome, FileNotFoundError)
     assert not hostile.init.dead
@@ -216,6 +253,6 @@ def test_an_init_that_hangs_up_is_a_broken_box_and_no_traceback() -> None:
     hostile.theirs.close()
     try:
         with pytest.raises(ClassifiedFailure):
-            asyncio.run(hostile.init.ask(Op.PUT, b""))
+            asyncio.run(hostile.init.ask(Op.LISTEN, b""))
     finally:
         hostile.close()

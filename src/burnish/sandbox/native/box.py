@@ -99,13 +99,12 @@ class LiveBox:
             OSError: no space left, or something in the way is not a directory.
             ClassifiedFailure: the box is gone.
         """
-        relative = "/".join(split_path(path))
-        body = wire.path_body("III", _FILE_MODE, *self._user, path=relative)
+        body = wire.file_body(self._user, _FILE_MODE, "/".join(split_path(path)))
         async with self._lock:
             init = await self._ready()
             content = sealed(data)
             try:
-                await self._steadily(init.ask(Op.PUT, body, (content,)))
+                await self._steadily(init.transfer(Op.PUT, body, content, self._kind.packages))
             finally:
                 os.close(content)
 
@@ -117,12 +116,13 @@ class LiveBox:
             FileNotFoundError: absent, not a regular file, or reached through a link.
             ClassifiedFailure: the box is gone.
         """
-        body = wire.path_body("Q", limit_bytes, path="/".join(split_path(path)))
+        reader = self._station.user.uid
+        body = wire.file_body((reader, reader), limit_bytes, "/".join(split_path(path)))
         async with self._lock:
             init = await self._ready()
             content = anonymous()
             try:
-                await self._steadily(init.ask(Op.GET, body, (content,)))
+                await self._steadily(init.transfer(Op.GET, body, content, self._kind.packages))
                 return os.pread(content, limit_bytes, 0)
             except OSError as error:
                 if error.errno in _NOT_A_FILE:

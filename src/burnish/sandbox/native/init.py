@@ -6,6 +6,7 @@ time, ends the box; it never hangs or misleads the owner.
 
 import asyncio
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -15,7 +16,7 @@ from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.native import wire
 from burnish.sandbox.native.box_process import BoxProcess
 from burnish.sandbox.native.client import failure
-from burnish.sandbox.native.protocol import HEADER, Op
+from burnish.sandbox.native.protocol import HEADER, Ending, Op
 from burnish.sandbox.native.wire import BadReply, Reply
 
 GRACE_S = 30.0
@@ -163,6 +164,40 @@ class Init:
             ClassifiedFailure: it ended, answered nonsense or not at all.
         """
         number = self.send(op, body, fds)
+        data, descriptor = await self._answer()
+        try:
+            return self._judge(data, number), descriptor
+        except BaseException:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise
+
+    async def transfer(self, op: Op, body: bytes, file: int, packages: bool) -> None:
+        """PUT out of a file or GET into it, whatever lives in the box.
+
+        Raises:
+            OSError: as the init says; EIO if a process of the box killed the one that did it.
+            ClassifiedFailure: it ended, answered nonsense or not at all.
+        """
+        flags = wire.exec_flags(keep=True, packages=packages)
+        number = self.send(op, body, (file,) * 3, flags)
+        data, descriptor = await self._answer()
+        if descriptor >= 0:
+            os.close(descriptor)
+        try:
+            exited = wire.read_exited(data, number)
+        except BadReply:
+            self._judge(data, number, Op.ERROR)  # raises, whatever it is
+            raise
+        if exited.ending is Ending.EXITED and exited.code == 0:
+            return
+        error = exited.code if exited.ending is Ending.NOT_STARTED else errno.EIO
+        if exited.ending is Ending.TIMEOUT:
+            error = errno.ETIMEDOUT
+        raise OSError(error, os.strerror(error))
+
+    async def _answer(self) -> tuple[bytes, int]:
+        """The next reply, with its descriptor or -1."""
         await self.ready()
         try:
             async with asyncio.timeout(GRACE_S):
@@ -176,25 +211,19 @@ class Init:
         except OSError as error:
             self.kill()
             raise failure(f"the box has ended: {error.strerror}") from error
-        descriptor = received[0] if received else -1
         # Room for one descriptor is, with padding, room for two.
         for extra in received[1:]:
             os.close(extra)
-        try:
-            return self._judge(data, number), descriptor
-        except BaseException:
-            if descriptor >= 0:
-                os.close(descriptor)
-            raise
+        return data, received[0] if received else -1
 
-    def _judge(self, data: bytes, number: int) -> Reply:
+    def _judge(self, data: bytes, number: int, *allowed: Op) -> Reply:
         if not data:
             self.dead = True
             raise failure("the box has ended")
         try:
             reply = wire.split(data)
             problem = wire.read_error(reply)
-            if reply.id != number or reply.op not in (Op.DONE, Op.ERROR):
+            if reply.id != number or reply.op not in (allowed or (Op.DONE, Op.ERROR)):
                 raise BadReply(f"reply {reply.op} to {reply.id} where {number} was asked")
         except BadReply as error:
             self.kill()

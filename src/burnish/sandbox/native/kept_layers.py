@@ -37,7 +37,7 @@ class KeptLayers:
         """An empty layer; returns its directory, for the caller to fill and close."""
 
         async def ask() -> int:
-            body = wire.numbers_body("QI", size_bytes, num_inodes)
+            body = wire.numbers_body("IQI", 0, size_bytes, num_inodes)
             fds: tuple[int, ...] = ()
             if self.disks is not None:
                 disk = await self.disks.made(size_bytes, num_inodes)

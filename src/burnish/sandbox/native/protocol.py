@@ -1,7 +1,7 @@
 """Messages of the native sandbox: owner <-> helper and owner <-> init of a box.
 
-Layouts are little endian and packed; `str` is a u32 length and that many bytes without NUL;
-`n * x` is a u32 count and that many x. Descriptors that travel with a message are in [brackets], in
+Layouts are little endian and packed; `str` is bytes and a NUL; `n * x` is a u32 count and that many
+x. Descriptors that travel with a message are in [brackets], in
 this order. Every message starts with `HEADER`; `size` counts it too. Who does what and why is in
 `design/0005-native-sandbox.md`.
 
@@ -16,8 +16,8 @@ owner -> helper
               Root: ids 0..num_ids-1 of the box are uid_first.. and gid_first.. outside. An ordinary
               user: id 0 is the user, and 1..num_ids-1 are uid_first.. and gid_first.. through
               newuidmap and newgidmap, which need num_ids-1 subordinate ids; num_ids = 1: 0 only.
-    CREATE    u64 disk_bytes, u32 num_inodes, u64 shm_bytes, u32 processor, n * layer (u32; lowest
-              first)
+    CREATE    u32 0, u64 disk_bytes, u32 num_inodes, u64 shm_bytes, u32 processor, n * layer (u32;
+              lowest first)
               [cgroup.procs files; or one directory with CREATE_INTO_CGROUP; and last, with
               CREATE_UPPER, a disk]
               `shm_bytes` 0: /dev/shm is a directory `s` beside `u` in the box's file system, and so
@@ -37,7 +37,7 @@ owner -> helper
               -> DONE as soon as nothing can change the layer. DIED follows when no process is left,
               unless it had come before.
     DESTROY   u32 box or layer. -> DONE when no process of it is left. Boxes keep what they use.
-    NEWLAYER  u64 size_bytes, u32 num_inodes
+    NEWLAYER  u32 0, u64 size_bytes, u32 num_inodes
               [a disk as in CREATE, with NEWLAYER_UPPER]
               -> DONE u32 layer [directory `u`], which the owner may fill
     LAYERFD   u32 layer. -> DONE u32 layer [directory `u`]
@@ -45,35 +45,37 @@ owner -> helper
 
 helper -> owner
     READY     u32 version, u32 abilities (`Ability`)
-    ERROR     i32 errno, str stage
+    ERROR     i32 errno, u32 length, stage in so many bytes
     DIED      u32 box, i32 wait_status. Unasked, id 0: init ended. The number stays until DESTROY.
 
 owner -> init
-    EXEC      u64 wall_us (0: none), u32 uid, u32 gid, n * rlimit (u32 resource, u64 soft, u64
-              hard), str cwd, n * file (str), n * argument (str), n * variable (str "NAME=value")
+    EXEC      u64 wall_us (0: none), u64 0, u32 uid, u32 gid, u32 num_limits, u32 num_files, u32
+              num_arguments, u32 num_variables, and then so many rlimits (u32 resource, u64 soft,
+              u64 hard), str cwd, files (str), arguments (str), variables (str "NAME=value")
               [stdin, stdout, stderr]
               The program is the first of the files that there is. Limits that the init may not set,
               as its own are lower, are left as they are.
               With EXEC_IN_FILE all after the header is in a 4th descriptor (a memfd) instead.
               -> EXITED when the program has ended and, without EXEC_KEEP, all else is dead. At
-              wall_us all is killed, also what earlier commands kept. EXEC, PUT and GET while a
-              command runs: ERROR EBUSY. The init has the last id of the box: EXEC as that one is
-              EXITED NOT_STARTED EINVAL, PUT is ERROR EINVAL (unless num_ids = 1). Without
-              CREATE_PACKAGES, EXEC_PACKAGES is EXITED NOT_STARTED EINVAL.
+              wall_us all is killed, also what earlier commands kept. EXEC, PUT, GET and PYTHON
+              while a command runs: ERROR EBUSY. The init has the last id of the box: any of them as
+              that one is EXITED NOT_STARTED EINVAL (unless num_ids = 1). Without CREATE_PACKAGES,
+              EXEC_PACKAGES is EXITED NOT_STARTED EINVAL.
     KILL      End the running command (SIGKILL to all, kept ones too); its EXITED follows. No reply
               of its own; ignored when nothing runs.
-    PUT       u32 mode, u32 uid, u32 gid, str path [file with the content]
-              Replaces atomically, makes missing parents, never follows a link; `path` is relative
-              to /work. With the powers that CREATE_PACKAGES gave. -> DONE, or ERROR
-    GET       u64 limit_bytes, str path [file to write to]
-              By job_uid of HELLO, with its powers where CREATE_PACKAGES gave them.
-              -> DONE u64 num_bytes, or ERROR (ENOENT for whatever is not a regular file)
-    PYTHON    the body of EXEC, without files, then u32 kind (`PythonKind`), u32 options
-              (`PythonOption`), str source
-              [stdin, stdout, stderr]
-              As EXEC, in an interpreter that already runs, with its modules imported. `source` is
-              code, a path or a module's name; the arguments are sys.argv[1:]. Only boxes whose
-              helper is a template (see `fallback`) take it; others: ERROR ENOSYS.
+    PUT       As EXEC, but with the mode in place of 0, and in place of a program the first argument
+              becomes a file with what is read from stdin (a file). Replaces atomically, makes
+              missing parents, never follows a link; the path is relative to /work.
+              -> EXITED; what kept it from being done is NOT_STARTED. At wall_us it is killed, and
+              nothing that was kept. (The helper in Python has no limit: its init does this itself,
+              and nothing in the box can stop that one.)
+    GET       As PUT, but the other way round: at most so many bytes, in place of 0, go to stdout (a
+              file). NOT_STARTED ENOENT for whatever is not a regular file.
+    PYTHON    As EXEC, with u32 kind (`PythonKind`), u32 options (`PythonOption`) in place of 0,
+              and one file, which is the source: code, a path or a module's name. Runs in an
+              interpreter that is there already, with its modules imported; the arguments are
+              sys.argv[1:]. Only boxes whose helper is a template (see `fallback`) take it; others:
+              ERROR ENOSYS.
     LISTEN    u16 port. On 127.0.0.1 in the box's network. -> DONE [listening socket], or ERROR
 
 init -> owner
@@ -85,7 +87,7 @@ init -> owner
 import struct
 from enum import IntEnum, IntFlag
 
-VERSION = 2
+VERSION = 3
 MAX_MESSAGE_BYTES = 128 * 2**10
 """Longer commands go through EXEC_IN_FILE."""
 MAX_LAYERS = 16
@@ -93,6 +95,10 @@ MAX_CREATE_FDS = 8
 
 HEADER = struct.Struct("<IHHI")
 """size, op, flags, id."""
+JOB = struct.Struct("<QQIIIIII")
+"""How EXEC, PUT, GET and PYTHON begin."""
+LIMIT = struct.Struct("<IQQ")
+"""An rlimit in them."""
 
 
 class Op(IntEnum):

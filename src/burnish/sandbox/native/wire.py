@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from burnish.sandbox.native.protocol import (
     HEADER,
+    JOB,
+    LIMIT,
     MAX_MESSAGE_BYTES,
     Ending,
     Flag,
@@ -22,10 +24,10 @@ from burnish.sandbox.native.protocol import (
 REPLY_BYTES = 4096
 """No reply is longer; a longer one is cut by the receiver and then refused."""
 _COUNT = struct.Struct("<I")
-_CREATE = struct.Struct("<QIQI")
-_EXEC = struct.Struct("<QII")
-_LIMIT = struct.Struct("<IQQ")
+_CREATE = struct.Struct("<IQIQI")
 _EXITED = struct.Struct(f"{HEADER.format}IiQQQQ")
+# What was kept in the box can stop the process that reads or writes for us.
+_FILE_TASK_US = 20_000_000
 _MAX_U64 = 2**64 - 1
 _MAX_ERRNO = 4095
 _MAX_PATH_BYTES = 4096
@@ -108,18 +110,13 @@ def create_body(
     disk_bytes: int, num_inodes: int, shm_bytes: int, processor: int, layers: Sequence[int]
 ) -> bytes:
     """Of CREATE; layers lowest first."""
-    numbers = _CREATE.pack(disk_bytes, num_inodes, shm_bytes, processor)
+    numbers = _CREATE.pack(0, disk_bytes, num_inodes, shm_bytes, processor)
     return numbers + _list(map(_COUNT.pack, layers))
 
 
 def numbers_body(kinds: str, *numbers: int) -> bytes:
     """Of a message that is only numbers; `kinds` as in `struct`."""
     return struct.pack(f"<{kinds}", *numbers)
-
-
-def path_body(kinds: str, *numbers: int, path: str) -> bytes:
-    """Of PUT and GET: numbers, then a path."""
-    return struct.pack(f"<{kinds}", *numbers) + _text(path)
 
 
 class PythonPart(NamedTuple):
@@ -145,30 +142,49 @@ class Job(NamedTuple):
     """The first of `argv` is then only a name for messages."""
 
 
+class _Strings(NamedTuple):
+    """A list of strings in a message."""
+
+    num: int
+    body: bytes
+
+
 def exec_body(job: Job) -> bytes:
     """Of EXEC or PYTHON. Later variables take the place of earlier ones of the same name."""
-    argv = job.argv if job.python is None else job.argv[1:]
     variables, path = _base_environment(job.base_env)
     if job.env:
         variables, path = _environment(tuple({**dict(job.base_env), **job.env}.items()))
-    parts = [
-        _EXEC.pack(job.wall_us, job.uid, job.gid),
-        _limits(job.rlimits),
-        _text(job.cwd),
-        _files(job.argv[0] if job.python is None else None, path),
-        _COUNT.pack(len(argv)),
-        *map(_text, argv),
-        variables,
-    ]
-    if job.python is not None:
-        kind, options, source = job.python
-        parts += struct.pack("<III", kind, options, len(source)), source
-    return b"".join(parts)
+    if job.python is None:
+        return _job_body(job, 0, _files(job.argv[0], path), job.argv, variables)
+    kind, options, source = job.python
+    source_file = _Strings(1, _terminated(source))
+    return _job_body(job, kind | options << 32, source_file, job.argv[1:], variables)
+
+
+def file_body(user: tuple[int, int], detail: int, path: str) -> bytes:
+    """Of PUT, where the detail is the mode, and of GET: the most bytes."""
+    return JOB.pack(_FILE_TASK_US, detail, *user, 0, 0, 1, 0) + b"/\0" + _text(path)
+
+
+def _job_body(
+    job: Job, detail: int, files: _Strings, argv: tuple[str, ...], variables: _Strings
+) -> bytes:
+    counts = len(job.rlimits), files.num, len(argv), variables.num
+    return b"".join(
+        (
+            JOB.pack(job.wall_us, detail, job.uid, job.gid, *counts),
+            _limits(job.rlimits),
+            _text(job.cwd),
+            files.body,
+            *map(_text, argv),
+            variables.body,
+        )
+    )
 
 
 @lru_cache(maxsize=256)
 def _limits(entries: tuple[tuple[int, int, int], ...]) -> bytes:
-    return _list(_LIMIT.pack(which, soft, hard) for which, soft, hard in entries)
+    return b"".join(LIMIT.pack(which, soft, hard) for which, soft, hard in entries)
 
 
 def program_files(name: str, path: str | None) -> tuple[str, ...]:
@@ -181,13 +197,13 @@ def program_files(name: str, path: str | None) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _files(name: str | None, path: str | None) -> bytes:
-    return _list(map(_text, program_files(name, path) if name is not None else ()))
+def _files(name: str, path: str | None) -> _Strings:
+    return _strings(program_files(name, path))
 
 
-def _environment(entries: tuple[tuple[str, str], ...]) -> tuple[bytes, str | None]:
+def _environment(entries: tuple[tuple[str, str], ...]) -> tuple[_Strings, str | None]:
     """Variables as bytes, and what PATH is."""
-    return _list(_text(f"{name}={value}") for name, value in entries), dict(entries).get("PATH")
+    return _strings([f"{name}={value}" for name, value in entries]), dict(entries).get("PATH")
 
 
 _base_environment = lru_cache(maxsize=64)(_environment)
@@ -198,11 +214,18 @@ def _list(items: Iterable[bytes]) -> bytes:
     return _COUNT.pack(len(encoded)) + b"".join(encoded)
 
 
+def _strings(texts: Sequence[str]) -> _Strings:
+    return _Strings(len(texts), b"".join(map(_text, texts)))
+
+
 def _text(text: str) -> bytes:
-    data = text.encode("utf-8", "surrogateescape")
+    return _terminated(text.encode("utf-8", "surrogateescape"))
+
+
+def _terminated(data: bytes) -> bytes:
     if b"\0" in data:
         raise ValueError("text of a message must not contain NUL bytes")
-    return _COUNT.pack(len(data)) + data
+    return data + b"\0"
 
 
 def split(data: bytes) -> Reply:

@@ -85,7 +85,7 @@ def _serve(stage: Stage, plan: Plan, control: socket.socket, go: int) -> int:
     sys.meta_path.clear()
     channel.send(Op.READY, 0)
     packages = PACKAGE_CAPABILITIES if plan.packages else ()
-    return Init(channel, stage.users, stage.job_uid, packages, plan.importing).serve()
+    return Init(channel, stage.users, packages, plan.importing).serve()
 
 
 def become_root(stage: Stage) -> None:

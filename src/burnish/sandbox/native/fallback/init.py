@@ -27,7 +27,8 @@ _MAX_POLL_MS = 10**9
 _KINDS = tuple(PythonKind)
 _MAX_BODY_BYTES = 16 * 2**20
 _JOB_FLAGS = Flag.EXEC_KEEP | Flag.EXEC_IN_FILE | Flag.EXEC_PACKAGES
-_MAX_FDS = {Op.EXEC: 3, Op.PYTHON: 3, Op.PUT: 1, Op.GET: 1}
+_JOBS = (Op.EXEC, Op.PYTHON, Op.PUT, Op.GET)
+_NUM_FDS = 3
 
 
 class _Running:
@@ -72,13 +73,11 @@ class Init:
         self,
         channel: Channel,
         users: Users,
-        job_uid: int,
         packages: Sequence[int],
         importing: Importing | None,
     ) -> None:
         self._channel = channel
         self._users = users
-        self._job_uid = job_uid
         self._packages = tuple(packages)
         self._importing = importing
         self._running: _Running | None = None
@@ -119,33 +118,25 @@ class Init:
         return True
 
     def _handle(self, message: Message) -> None:
-        is_job = message.op in (Op.EXEC, Op.PYTHON)
+        is_job = message.op in _JOBS
         if message.flags & ~(_JOB_FLAGS if is_job else 0):
             raise Malformed(f"flags {message.flags}")
         if message.op == Op.KILL:
             self._kill(message)
             return
-        in_file = is_job and bool(message.flags & Flag.EXEC_IN_FILE)
-        try:
-            wanted = _MAX_FDS.get(Op(message.op), 0) + in_file
-        except ValueError as error:
-            raise Malformed(f"unknown op {message.op}") from error
-        if len(message.fds) != wanted:
-            raise Malformed(f"{len(message.fds)} descriptors")
-        handlers = {
-            Op.EXEC: self._exec,
-            Op.PYTHON: self._exec,
-            Op.PUT: self._put,
-            Op.GET: self._get,
-            Op.LISTEN: self._listen,
-        }
-        if message.op not in handlers:
+        if not is_job and message.op != Op.LISTEN:
             raise Malformed(f"op {message.op} is not for an init")
-        if self._running is not None and message.op != Op.LISTEN:
+        in_file = bool(message.flags & Flag.EXEC_IN_FILE)
+        if len(message.fds) != (_NUM_FDS + in_file if is_job else 0):
+            raise Malformed(f"{len(message.fds)} descriptors")
+        if self._running is not None and is_job:
             self._channel.send_error(message.id, errno.EBUSY, "a command is running")
             return
         try:
-            handlers[Op(message.op)](message)
+            if is_job:
+                self._exec(message)
+            else:
+                self._listen(message)
         except OSError as error:
             self._channel.send_error(message.id, error.errno or errno.EIO, str(error))
 
@@ -157,14 +148,17 @@ class Init:
             body = read_all(message.fds[3])
         if message.op == Op.PYTHON and self._importing is None:
             raise OSError(errno.ENOSYS, "not a box of a template")
-        job = parse_job(body, python=message.op == Op.PYTHON)
+        job = parse_job(body, message.op)
         if (
             not self._may_be(job.uid, job.gid)
             or (message.flags & Flag.EXEC_PACKAGES and not self._packages)
-            or (message.op == Op.EXEC and not job.argv)
+            or (message.op != Op.PYTHON and not job.argv)
             or (job.python is not None and job.python.kind not in _KINDS)
         ):
             self._refuse(message.id, errno.EINVAL)
+            return
+        if message.op in (Op.PUT, Op.GET):
+            self._transfer(message, job)
             return
         privileges = Privileges(
             self._packages if message.flags & Flag.EXEC_PACKAGES else (), bool(self._packages)
@@ -186,7 +180,10 @@ class Init:
             self._running.status = error
 
     def _refuse(self, request: int, number: int) -> None:
-        body = struct.pack("<IiQQQQ", Ending.NOT_STARTED, number, 0, 0, 0, 0)
+        self._send_end(request, Ending.NOT_STARTED, number)
+
+    def _send_end(self, request: int, ending: Ending, code: int) -> None:
+        body = struct.pack("<IiQQQQ", ending, code, 0, 0, 0, 0)
         self._channel.send(Op.EXITED, request, body)
 
     def _may_be(self, *ids: int) -> bool:
@@ -241,25 +238,22 @@ class Init:
         self._running = None
         self._channel.send(Op.EXITED, running.request, body)
 
-    def _put(self, message: Message) -> None:
-        fields = Fields(message.body)
-        mode, uid, gid = fields.u32(), fields.u32(), fields.u32()
-        path = fields.path()
-        fields.end()
-        if not self._may_be(uid, gid):
-            raise OSError(errno.EINVAL, "not a user of jobs")
-        with _As(uid, gid):
-            files.put(path, message.fds[0], mode & 0o777)
-        self._channel.send(Op.DONE, message.id)
-
-    def _get(self, message: Message) -> None:
-        fields = Fields(message.body)
-        limit_bytes = fields.u64()
-        path = fields.path()
-        fields.end()
-        with _As(self._job_uid, self._job_uid):
-            num_bytes = files.get(path, message.fds[0], limit_bytes)
-        self._channel.send(Op.DONE, message.id, struct.pack("<Q", num_bytes))
+    def _transfer(self, message: Message, job: Job) -> None:
+        source, target, _ = message.fds[:_NUM_FDS]
+        path = os.fsdecode(job.argv[0])
+        try:
+            with _As(job.uid, job.gid):
+                if message.op == Op.PUT:
+                    files.put(path, source, job.detail & 0o777)
+                else:
+                    files.get(path, target, job.detail)
+            ending, code = Ending.EXITED, 0
+        except OSError as error:
+            ending, code = Ending.NOT_STARTED, error.errno or errno.EIO
+        if not message.flags & Flag.EXEC_KEEP:
+            _kill_all()
+            _reap_all(_Usage())
+        self._send_end(message.id, ending, code)
 
     def _listen(self, message: Message) -> None:
         fields = Fields(message.body)

@@ -1,4 +1,4 @@
-"""Commands: what EXEC and PYTHON ask for, and the process that becomes it.
+"""Commands: what EXEC and its like ask for, and the process that becomes it.
 
 A job costs one `os.fork` of a small interpreter (0.3 ms), where the C helper's costs a vfork.
 """
@@ -12,9 +12,10 @@ import select
 import signal
 from typing import NamedTuple, NoReturn, Sequence
 
+from ..protocol import Op
 from . import kernel
 from .python_job import Importing, PythonJob, run_python
-from .wire import Fields
+from .wire import Fields, Malformed
 
 _NO_LIMIT = 2**64 - 1
 _START_LIMIT_S = 2.0
@@ -37,9 +38,10 @@ class Privileges(NamedTuple):
 
 
 class Job(NamedTuple):
-    """See EXEC and PYTHON in `protocol`."""
+    """See EXEC, PUT, GET and PYTHON in `protocol`."""
 
     wall_us: int
+    detail: int
     uid: int
     gid: int
     limits: list[Limit]
@@ -47,29 +49,33 @@ class Job(NamedTuple):
     files: list[bytes]
     argv: list[bytes]
     env: dict[bytes, bytes]
-    python: PythonJob | None
+    python: PythonJob | None = None
 
 
-def parse_job(body: bytes, *, python: bool) -> Job:
+def parse_job(body: bytes, op: int) -> Job:
     """Take the body of a message apart.
 
     Raises:
         Malformed: it is wrong.
     """
     fields = Fields(body)
-    wall_us, uid, gid = fields.u64(), fields.u32(), fields.u32()
-    limits = fields.many(lambda: Limit(fields.u32(), fields.u64(), fields.u64()))
+    wall_us, detail, uid, gid = fields.u64(), fields.u64(), fields.u32(), fields.u32()
+    counts = [fields.u32() for _ in range(4)]
+    limits = fields.many(lambda: Limit(fields.u32(), fields.u64(), fields.u64()), counts[0])
     cwd = fields.text()
-    files = fields.many(fields.text)
-    argv = fields.many(fields.text)
+    files, argv, variables = (fields.many(fields.text, count) for count in counts[1:])
+    fields.end()
     env = {}
-    for variable in fields.many(fields.text):
+    for variable in variables:
         name, _, value = variable.partition(b"=")
         if name:
             env[name] = value
-    job = PythonJob(fields.u32(), fields.u32(), fields.text()) if python else None
-    fields.end()
-    return Job(wall_us, uid, gid, limits, cwd, files, argv, env, job)
+    job = Job(wall_us, detail, uid, gid, limits, cwd, files, argv, env)
+    if op != Op.PYTHON:
+        return job
+    if len(files) != 1:
+        raise Malformed("PYTHON has one source")
+    return job._replace(python=PythonJob(detail & 0xFFFFFFFF, detail >> 32, files[0]))
 
 
 def start_job(

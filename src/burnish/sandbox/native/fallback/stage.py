@@ -40,7 +40,6 @@ class Stage(NamedTuple):
     base: str
     """Prefix of the paths above."""
     users: Users
-    job_uid: int
     has_image: bool
     bind_targets: list[str]
     """Where `b<n>` goes in a box."""
@@ -86,7 +85,7 @@ def make_stage(hello: Hello, program: bytes) -> Stage:
         _hide(path, [pair.second for pair in hello.binds])
     os.close(root)
     targets = [pair.second for pair in hello.binds]
-    return Stage("", users, hello.job_uid, image >= 0, targets, program, abilities)
+    return Stage("", users, image >= 0, targets, program, abilities)
 
 
 def make_directories(base: str) -> None:

@@ -136,7 +136,6 @@ def _become_template(
     state = {
         "request": request,
         "num_ids": stage.users.num_ids,
-        "job_uid": stage.job_uid,
         "has_image": stage.has_image,
         "bind_targets": stage.bind_targets,
         "filter": stage.filter.hex(),
@@ -186,7 +185,6 @@ def serve_template() -> int:
     stage = Stage(
         BASE,
         Users(0, 0, state["num_ids"]),
-        state["job_uid"],
         state["has_image"],
         state["bind_targets"],
         bytes.fromhex(state["filter"]),

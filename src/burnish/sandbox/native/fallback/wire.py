@@ -59,19 +59,19 @@ class Fields:
         return self._number("<Q")
 
     def text(self) -> bytes:
-        """A string without NUL."""
-        found = self._take(self.u32())
-        if b"\0" in found:
-            raise Malformed("a string has a NUL byte")
-        return found
+        """A string, without the NUL at its end."""
+        end = self._body.find(b"\0", self._at)
+        if end < 0:
+            raise Malformed("a string has no end")
+        return self._take(end + 1 - self._at)[:-1]
 
     def path(self) -> str:
         """A string that names a file."""
         return os.fsdecode(self.text())
 
-    def many(self, one: Callable[[], _T]) -> list[_T]:
-        """A counted list; every item takes at least a byte, so a false count ends early."""
-        return [one() for _ in range(self.u32())]
+    def many(self, one: Callable[[], _T], count: int | None = None) -> list[_T]:
+        """A list; every item takes at least a byte, so a false count ends early."""
+        return [one() for _ in range(self.u32() if count is None else count)]
 
     def end(self) -> None:
         """Nothing may be left."""

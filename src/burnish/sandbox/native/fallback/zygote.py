@@ -105,6 +105,7 @@ class Helper:
 
     def _create(self, message: Message) -> None:
         fields = Fields(message.body)
+        _no_number(fields)
         room, shm_bytes = Room(fields.u64(), fields.u32()), fields.u64()
         processor = fields.u32()
         numbers = fields.many(fields.u32)
@@ -243,6 +244,7 @@ class Helper:
 
     def _new_layer(self, message: Message) -> None:
         fields = Fields(message.body)
+        _no_number(fields)
         room = Room(fields.u64(), fields.u32())
         fields.end()
         _, place = _place(message, room)
@@ -269,6 +271,11 @@ def _place(message: Message, room: Room) -> tuple[list[int], Room | int]:
     if not all(room):
         raise OSError(errno.EINVAL, "no room")
     return message.fds, room
+
+
+def _no_number(fields: Fields) -> None:
+    if fields.u32() != 0:
+        raise Malformed("what is made has no number yet")
 
 
 def _only_number(message: Message) -> int:

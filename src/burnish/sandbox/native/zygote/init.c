@@ -1,34 +1,25 @@
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <errno.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <time.h>
-
 #include "zygote.h"
 
-enum { MAX_BODY_BYTES = 16 << 20, MAX_FILE_TASK_US = 20 * 1000000 };
+#include <arpa/inet.h>
+#include <time.h>
+
+enum { MAX_BODY_BYTES = 16 << 20 };
 static const uint64_t MAX_WALL_US = 365ULL * 86400 * 1000000; /* what is longer would overflow */
 
-static struct {
+static struct command {
     pid_t pid; /* 0: nothing runs */
     uint32_t id;
-    bool keep, forced, has_deadline;
-    enum ending ending; /* if forced */
+    bool keep;
+    enum ending forced; /* or ENDING_EXITED */
     int64_t started_us, deadline_us;
     struct job job;
-    char *body; /* what the job's strings are in */
-} command;
-static struct { uint64_t user_us, system_us, max_rss_bytes; } used;
-static uint32_t init_id, reader_id;
-static bool box_has_packages;
-static int children; /* signalfd for SIGCHLD */
+    char *body, **strings; /* what the job is in, if it came in a file; where its strings are */
+    struct __attribute__((packed)) {
+        uint32_t ending;
+        int32_t code;
+        uint64_t wall_us, user_us, system_us, max_rss_bytes;
+    } end; /* the body of EXITED */
+} command = {.deadline_us = INT64_MAX};
 
 static int64_t now_us(void) {
     struct timespec now;
@@ -36,44 +27,33 @@ static int64_t now_us(void) {
     return now.tv_sec * 1000000LL + now.tv_nsec / 1000;
 }
 
-static uint64_t microseconds(struct timeval time) {
-    return (uint64_t)time.tv_sec * 1000000 + (uint64_t)time.tv_usec;
-}
-
 /* The next child that has ended, 0 if all live, -1 if there is none: then no process is left in the
  * box but us, for each is our child or has an ancestor that is. */
 static pid_t reap(int options, int *status) {
     struct rusage usage;
-    pid_t pid;
-    do pid = wait4(-1, status, options, &usage);
-    while (pid < 0 && errno == EINTR);
-    if (pid > 0) {
-        uint64_t rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
-        used.user_us += microseconds(usage.ru_utime);
-        used.system_us += microseconds(usage.ru_stime);
-        if (rss_bytes > used.max_rss_bytes) used.max_rss_bytes = rss_bytes;
-    }
+    pid_t pid = wait4(-1, status, options, &usage);
+    if (pid <= 0) return pid;
+    uint64_t rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
+    command.end.user_us += (uint64_t)(usage.ru_utime.tv_sec * 1000000LL + usage.ru_utime.tv_usec);
+    command.end.system_us += (uint64_t)(usage.ru_stime.tv_sec * 1000000LL + usage.ru_stime.tv_usec);
+    if (rss_bytes > command.end.max_rss_bytes) command.end.max_rss_bytes = rss_bytes;
     return pid;
 }
 
 static void kill_all(void) {
-    int status;
     kill(-1, SIGKILL);
-    while (reap(0, &status) > 0) continue;
+    while (reap(0, NULL) > 0) continue;
 }
 
-/* Answers the EXEC and forgets it. */
+/* Answers the EXEC, PUT or GET and forgets it. */
 static void finish(enum ending ending, int code) {
-    struct __attribute__((packed)) {
-        uint32_t ending;
-        int32_t code;
-        uint64_t wall_us, user_us, system_us, max_rss_bytes;
-    } body = {ending, code, (uint64_t)(now_us() - command.started_us), used.user_us, used.system_us,
-              used.max_rss_bytes};
-    send_message(CONTROL, EXITED, command.id, &body, sizeof body, NULL, 0);
-    free(command.body), free(command.job.argv), free(command.job.env), free(command.job.limits);
-    free(command.job.files);
-    memset(&command, 0, sizeof command);
+    command.end.ending = ending;
+    command.end.code = code;
+    command.end.wall_us = (uint64_t)(now_us() - command.started_us);
+    send_message(&(struct message){.op = EXITED, .id = command.id}, &command.end,
+                 sizeof command.end);
+    free(command.body), free(command.strings);
+    command = (struct command){.deadline_us = INT64_MAX};
 }
 
 /* Reaps all that has ended: orphans would fill the process table of the box. */
@@ -84,81 +64,76 @@ static void reap_ended(void) {
     while ((pid = reap(WNOHANG, &status)) > 0)
         if (pid == command.pid) ended = true, last = status;
     if (!ended) return;
-    if (pid == 0 && (!command.keep || command.forced)) kill_all();
+    if (pid == 0 && !command.keep) kill_all();
     if (command.job.error != 0) finish(ENDING_NOT_STARTED, command.job.error);
-    else if (command.forced) finish(command.ending, 0);
+    else if (command.forced != ENDING_EXITED) finish(command.forced, 0);
     else if (WIFEXITED(last)) finish(ENDING_EXITED, WEXITSTATUS(last));
     else finish(ENDING_SIGNALED, WTERMSIG(last));
 }
 
-/* The end itself is seen by its SIGCHLD. */
+/* The end itself is seen by its SIGCHLD. What was kept may stop PUT and GET, but does not end with
+ * them. */
 static void force_end(enum ending ending) {
-    command.forced = true;
-    command.ending = ending;
-    command.has_deadline = false;
-    kill(-1, SIGKILL);
+    command.forced = ending;
+    command.deadline_us = INT64_MAX;
+    command.keep = command.job.op != EXEC;
+    if (command.keep) kill_one(command.pid);
+    else kill(-1, SIGKILL);
 }
 
-static char **take_strings(struct message *m) {
-    uint32_t count = take_count(m, 4);
-    char **strings = calloc((size_t)count + 1, sizeof *strings);
-    for (uint32_t i = 0; strings != NULL && i < count; i++) strings[i] = take_string(m);
-    return strings;
-}
-
-/* All after the header, copied: the buffer is needed for what comes while the command runs. */
-static bool take_body(struct message *m) {
-    struct stat status = {.st_size = m->end - m->at};
+/* All that a job is stays where it came in. False if it is malformed or finds no memory. */
+static bool take_job(const struct message *m, char *body, struct job *job) {
     bool in_file = m->flags & EXEC_IN_FILE;
-    if (in_file && (m->num_fds != 4 || m->end != m->at || fstat(m->fds[3], &status) < 0))
-        return false;
-    size_t size = (size_t)status.st_size;
-    if (size > MAX_BODY_BYTES || (command.body = malloc(size + 1)) == NULL) return false;
-    char *start = command.body + 1; /* take_string needs a byte before */
-    if (!in_file) memcpy(start, m->at, size);
-    else if (pread(m->fds[3], start, size, 0) != (ssize_t)size) return false;
-    m->at = start;
-    m->end = start + size;
-    return true;
+    size_t size = m->size - HEADER_BYTES, num_strings = 1; /* the directory */
+    if (!is_complete(m, in_file ? 0 : size, EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES,
+                     in_file ? 4 : 3)) return false;
+    if (in_file) {
+        struct stat status;
+        if (fstat(m->fds[3], &status) < 0 || status.st_size > MAX_BODY_BYTES) return false;
+        size = (size_t)status.st_size;
+        body = command.body = malloc(size + 1);
+        if (body == NULL || pread(m->fds[3], body, size, 0) != (ssize_t)size) return false;
+    }
+    const struct asked *asked = job->asked = (void *)body;
+    if (size < sizeof *asked || body[size - 1] != 0) return false;
+    char *at = body + sizeof *asked, *end = body + size;
+    if (asked->num_limits > (size_t)(end - at) / sizeof *job->limits) return false;
+    job->limits = (void *)at;
+    at += asked->num_limits * sizeof *job->limits;
+    for (int i = 0; i < 3; i++) num_strings += asked->num_strings[i];
+    if (num_strings > (size_t)(end - at)) return false; /* each takes a byte */
+    char **next = command.strings = calloc(num_strings + 3, sizeof *next); /* lists end in NULL */
+    if (next == NULL) return false;
+    job->cwd = at;
+    at += strlen(at) + 1;
+    for (int i = 0; i < 3; i++, next++) {
+        job->lists[i] = next;
+        for (uint32_t j = 0; j < asked->num_strings[i]; j++, at += strlen(at) + 1) {
+            if (at == end) return false;
+            *next++ = at;
+        }
+    }
+    return at == end;
 }
 
-static bool take_command(struct message *m, struct job *job, uint64_t *wall_us) {
-    if (!take_body(m)) return false;
-    take(m, wall_us, sizeof *wall_us);
-    job->uid = take_u32(m);
-    job->gid = take_u32(m);
-    job->num_limits = take_count(m, sizeof *job->limits);
-    job->limits = calloc((size_t)job->num_limits + 1, sizeof *job->limits);
-    if (job->limits == NULL) return false;
-    take(m, job->limits, job->num_limits * sizeof *job->limits);
-    job->cwd = take_string(m);
-    job->files = take_strings(m);
-    job->argv = take_strings(m);
-    job->env = take_strings(m);
-    job->packages = m->flags & EXEC_PACKAGES;
-    job->box_has_packages = box_has_packages;
-    return job->files != NULL && job->argv != NULL && job->env != NULL &&
-           is_complete(m, EXEC_KEEP | EXEC_IN_FILE | EXEC_PACKAGES,
-                       m->flags & EXEC_IN_FILE ? 4 : 3);
-}
-
-/* False, which ends the box, for what is malformed or finds no memory. */
-static bool execute(struct message *m) {
-    uint64_t wall_us;
+static bool execute(const struct message *m, char *body) {
     struct job *job = &command.job;
-    if (!take_command(m, job, &wall_us)) return false;
-    memset(&used, 0, sizeof used);
+    if (!take_job(m, body, job)) return false;
+    uint64_t wall_us = job->asked->wall_us;
+    uint32_t init = settings.num_ids > 1 ? settings.num_ids - 1 : UINT32_MAX;
     memcpy(job->fds, m->fds, sizeof job->fds);
+    job->op = m->op;
+    job->packages = m->flags & EXEC_PACKAGES;
     command.id = m->id;
     command.keep = m->flags & EXEC_KEEP;
+    command.end.user_us = command.end.system_us = command.end.max_rss_bytes = 0;
     command.started_us = now_us();
-    command.has_deadline = wall_us > 0;
     if (wall_us > MAX_WALL_US) wall_us = MAX_WALL_US;
-    command.deadline_us = command.started_us + (int64_t)wall_us;
+    if (wall_us > 0) command.deadline_us = command.started_us + (int64_t)wall_us;
     errno = EINVAL;
-    if (job->argv[0] != NULL && job->uid != init_id && job->gid != init_id &&
+    if (*job->lists[1] != NULL && job->asked->uid != init && job->asked->gid != init &&
         (!job->packages || box_has_packages))
-        command.pid = start(run_program, job);
+        command.pid = start(job);
     if (command.pid > 0) return true;
     int error = errno;
     if (!command.keep) kill_all();
@@ -166,92 +141,53 @@ static bool execute(struct message *m) {
     return true;
 }
 
-/* Files are written and read by a child with the job's ids; as the box's processes can stop it, its
- * time is bounded. */
-static void run_file_task(int (*run)(void *), struct job *job) {
-    int64_t deadline_us = now_us() + MAX_FILE_TASK_US;
-    pid_t task = start(run, job), pid = 0;
-    int status = 0;
-    if (task < 0) job->error = errno, job->stage = "starting a child";
-    while (task > 0 && pid != task) {
-        struct pollfd wait = {children, POLLIN, 0};
-        struct signalfd_siginfo ignored;
-        int64_t left_us = deadline_us - now_us();
-        if (left_us <= 0) kill_one(task);
-        if (poll(&wait, 1, left_us > 0 ? (int)(left_us / 1000) + 1 : 1000) > 0 &&
-            read(children, &ignored, sizeof ignored) > 0)
-            while ((pid = reap(WNOHANG, &status)) > 0 && pid != task) continue;
-    }
-    if (task > 0 && WIFSIGNALED(status) && job->error == 0)
-        job->error = now_us() < deadline_us ? EIO : ETIMEDOUT, job->stage = "a killed child";
-}
-
-static bool put_or_get(struct message *m) {
-    bool put = m->op == PUT;
-    struct job job = {.box_has_packages = box_has_packages, .uid = reader_id, .gid = reader_id,
-                      .packages = box_has_packages};
-    if (put) job.mode = take_u32(m), job.uid = take_u32(m), job.gid = take_u32(m);
-    else take(m, &job.limit_bytes, sizeof job.limit_bytes);
-    job.path = take_string(m);
-    if (!is_complete(m, 0, 1)) return false;
-    job.fds[0] = m->fds[0];
-    if (job.uid == init_id || job.gid == init_id) job.error = EINVAL, job.stage = "the init's user";
-    else run_file_task(put ? put_file : get_file, &job);
-    uint64_t num_bytes = job.num_bytes;
-    if (job.error != 0) send_error(CONTROL, m->id, job.error, job.stage);
-    else send_message(CONTROL, DONE, m->id, &num_bytes, put ? 0 : sizeof num_bytes, NULL, 0);
-    return true;
-}
-
-static bool listen_on(struct message *m) {
+static bool listen_on(const struct message *m, const void *body) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct message answer = {.op = DONE, .id = m->id, .num_fds = 1};
     int yes = 1;
-    uint16_t port;
-    take(m, &port, sizeof port);
-    if (!is_complete(m, 0, 0)) return false;
-    address.sin_port = htons(port);
-    int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (server < 0 || setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) < 0 ||
-        bind(server, (struct sockaddr *)&address, sizeof address) < 0 || listen(server, 128) < 0)
-        send_error(CONTROL, m->id, errno, "listening on the loopback");
-    else send_message(CONTROL, DONE, m->id, NULL, 0, &server, 1);
-    if (server >= 0) close(server);
+    if (!is_complete(m, sizeof(uint16_t), 0, 0)) return false;
+    address.sin_port = htons(*(const uint16_t *)body);
+    int server = answer.fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool listens = setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+                   bind(server, (struct sockaddr *)&address, sizeof address) == 0 &&
+                   listen(server, 128) == 0;
+    if (listens) send_message(&answer, NULL, 0);
+    else fail(errno, "listening on the loopback"), send_error(m->id);
+    close(server);
     return true;
 }
 
-static bool serve_one(struct message *m) {
-    bool is_work = m->op == EXEC || m->op == PUT || m->op == GET;
-    if (m->op == PYTHON) send_error(CONTROL, m->id, ENOSYS, "a box without an interpreter");
-    else if (is_work && command.pid > 0) send_error(CONTROL, m->id, EBUSY, "a command runs");
-    else if (m->op == EXEC) return execute(m);
-    else if (is_work) return put_or_get(m);
-    else if (m->op == LISTEN) return listen_on(m);
-    else if (m->op != KILL || !is_complete(m, 0, 0)) return false;
-    else if (command.pid > 0) force_end(ENDING_KILLED);
-    return true;
+/* False, which ends the box, for what is malformed. */
+static bool serve_one(const struct message *m, char *body) {
+    bool is_job = m->op == EXEC || m->op == PUT || m->op == GET;
+    if (m->op == LISTEN) return listen_on(m, body);
+    if (is_job && command.pid == 0) return execute(m, body);
+    if (is_job || m->op == PYTHON) {
+        fail(is_job ? EBUSY : ENOSYS, is_job ? "a command runs" : "a box without an interpreter");
+        send_error(m->id);
+        return true;
+    }
+    if (m->op == KILL && command.pid > 0) force_end(ENDING_KILLED);
+    return m->op == KILL && is_complete(m, 0, 0, 0);
 }
 
-void serve(uint32_t init, uint32_t reader, bool packages) {
-    static char buffer[MAX_MESSAGE_BYTES];
+void serve(void) {
+    /* The second one is for what comes while a command runs, which is in the first. */
+    static _Alignas(8) char bodies[2][MAX_MESSAGE_BYTES];
     struct signalfd_siginfo ignored;
     struct message m;
-    sigset_t child;
-    if (getpid() != 1) _exit(1); /* kill(-1) below means all of this box, not of the host */
-    init_id = init, reader_id = reader, box_has_packages = packages;
-    sigemptyset(&child);
-    sigaddset(&child, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &child, NULL);
-    children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (getpid() != 1) _exit(1); /* kill(-1) above means all of this box, not of the host */
     for (;;) {
-        struct pollfd wait[2] = {{children, POLLIN, 0}, {CONTROL, POLLIN, 0}};
+        struct pollfd wait[2] = {{CHILDREN, POLLIN, 0}, {OWNER, POLLIN, 0}};
         int64_t left_us = command.deadline_us - now_us();
         if (left_us < 0) left_us = 0;
         struct timespec left = {left_us / 1000000, left_us % 1000000 * 1000};
-        if (ppoll(wait, 2, command.has_deadline ? &left : NULL, NULL) < 0) continue;
-        if (wait[0].revents && read(children, &ignored, sizeof ignored) > 0) reap_ended();
-        if (command.has_deadline && now_us() >= command.deadline_us) force_end(ENDING_TIMEOUT);
+        if (ppoll(wait, 2, &left, NULL) < 0) continue;
+        if (wait[0].revents && read(CHILDREN, &ignored, sizeof ignored) > 0) reap_ended();
+        if (now_us() >= command.deadline_us) force_end(ENDING_TIMEOUT);
         if (!wait[1].revents) continue;
-        if (receive(CONTROL, &m, buffer) != RECEIVED || !serve_one(&m)) _exit(1);
+        char *body = bodies[command.pid > 0];
+        if (receive(&m, body) <= 0 || !serve_one(&m, body)) _exit(1);
         close_fds(&m);
     }
 }

@@ -1,19 +1,6 @@
-#define _GNU_SOURCE
-#include <errno.h>
-#include <linux/capability.h>
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/sendfile.h>
-#include <sys/stat.h>
-
 #include "zygote.h"
 
-const uint64_t PACKAGE_CAPABILITIES =
-    1 << CAP_CHOWN | 1 << CAP_DAC_OVERRIDE | 1 << CAP_FOWNER | 1 << CAP_FSETID | 1 << CAP_SETUID |
-    1 << CAP_SETGID | 1 << CAP_KILL | 1 << CAP_SYS_CHROOT | 1U << CAP_SETFCAP;
+#include <sys/sendfile.h>
 
 int set_capabilities(uint64_t set) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
@@ -22,28 +9,14 @@ int set_capabilities(uint64_t set) {
     return (int)syscall(SYS_capset, &header, data);
 }
 
-/* The child shares our memory, as after vfork, but we do not wait for it: a process that was kept
- * could stop it on its way, and us with it. Its stack is free again when it has been reaped. */
-pid_t start(int (*run)(void *), struct job *job) {
-    static _Alignas(64) char stack[64 * 1024];
-    job->error = 0;
-    return clone(run, stack + sizeof stack, CLONE_VM | SIGCHLD, job);
-}
-
-static int failed(struct job *job, const char *stage) {
-    job->stage = stage;
-    job->error = errno;
-    return 1;
-}
-
 /* Raw calls: the C library's would change the threads that it thinks this process has. */
 static int become_job(const struct job *job) {
-    for (int i = 0; job->box_has_packages && !job->packages && i < 64; i++)
+    uid_t uid = job->asked->uid, gid = job->asked->gid;
+    for (int i = 0; box_has_packages && !job->packages && i < 64; i++)
         if (PACKAGE_CAPABILITIES >> i & 1 && prctl(PR_CAPBSET_DROP, i, 0, 0, 0) < 0) return -1;
     /* EPERM where an ordinary user has one id only: then there are no groups to drop. */
     if ((syscall(SYS_setgroups, 0, NULL) < 0 && errno != EPERM) ||
-        syscall(SYS_setresgid, job->gid, job->gid, job->gid) < 0 ||
-        syscall(SYS_setresuid, job->uid, job->uid, job->uid) < 0)
+        syscall(SYS_setresgid, gid, gid, gid) < 0 || syscall(SYS_setresuid, uid, uid, uid) < 0)
         return -1;
     /* We share the init's memory, and where fs.suid_dumpable is 1 the change of user has opened it
      * to the processes of this user, as soon as we have no more capabilities than they. */
@@ -51,43 +24,25 @@ static int become_job(const struct job *job) {
     return set_capabilities(job->packages ? PACKAGE_CAPABILITIES : 0);
 }
 
-/* The first that there is of `files`. Returns if none can be executed: errno. */
-static void execute(const struct job *job) {
+/* The first that there is of the files. Returns if none can be executed: errno. */
+static int execute(const struct job *job) {
     bool denied = false;
     errno = ENOENT;
-    for (char **file = job->files; *file != NULL; file++) {
-        execve(*file, job->argv, job->env);
+    for (char **file = job->lists[0]; *file != NULL; file++) {
+        execve(*file, job->lists[1], job->lists[2]);
         denied = denied || errno == EACCES;
-        if (errno != EACCES && errno != ENOENT && errno != ENOTDIR) return;
+        if (errno != EACCES && errno != ENOENT && errno != ENOTDIR) return -1;
     }
     if (denied) errno = EACCES;
-}
-
-int run_program(void *argument) {
-    struct job *job = argument;
-    sigset_t none;
-    setsid();
-    for (int i = 0; i < 3; i++)
-        if (dup2(job->fds[i], i) < 0) return failed(job, "connecting streams");
-    syscall(CLOSE_RANGE, CONTROL, ~0U, 0);
-    for (uint32_t i = 0; i < job->num_limits; i++) { /* the owner knows what is possible */
-        const struct limit *limit = &job->limits[i];
-        setrlimit((int)limit->resource, &(struct rlimit){limit->soft, limit->hard});
-    }
-    if (become_job(job) < 0) return failed(job, "becoming the job's user");
-    if (chdir(job->cwd) < 0) return failed(job, "entering the working directory");
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    execute(job);
-    return failed(job, "executing the program");
+    return -1;
 }
 
 /* The directory that holds the last component of the path, which `*name` becomes. The job's user
  * goes there one name at a time and never through a link. */
-static int open_parent(struct job *job, char **name, bool make) {
+static int open_parent(char *path, char **name, bool make) {
     const int flags = O_PATH | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
     int directory = open("/work", flags);
-    for (char *slash, *rest = job->path; directory >= 0; rest = slash + 1) {
+    for (char *slash, *rest = path; directory >= 0; rest = slash + 1) {
         slash = strchrnul(rest, '/');
         bool last = *slash == 0;
         *slash = 0;
@@ -103,44 +58,72 @@ static int open_parent(struct job *job, char **name, bool make) {
     return directory;
 }
 
-static int copy(struct job *job, int to, int from, uint64_t limit) {
+static int copy(int to, int from, uint64_t left) {
     off_t offset = 0;
-    for (ssize_t copied = 1; copied > 0 && job->num_bytes < limit;) {
-        uint64_t left = limit - job->num_bytes;
+    for (ssize_t copied = 1; copied > 0 && left > 0; left -= (uint64_t)copied) {
         copied = sendfile(to, from, &offset, left < 1 << 20 ? left : 1 << 20);
         if (copied < 0) return -1;
-        job->num_bytes += (uint64_t)copied;
     }
     return 0;
 }
 
-int put_file(void *argument) {
-    struct job *job = argument;
+static int put_file(struct job *job) {
     char *name, temporary[32];
-    int directory = become_job(job) < 0 ? -1 : open_parent(job, &name, true), file = -1;
-    if (directory < 0) return failed(job, "making the directories");
+    int directory = open_parent(*job->lists[1], &name, true), file = -1;
+    if (directory < 0) return -1;
     for (int i = 0; i < 1000 && file < 0; i++) {
         snprintf(temporary, sizeof temporary, ".put-%d", i);
         file = openat(directory, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         if (file < 0 && errno != EEXIST) break;
     }
-    if (file < 0) return failed(job, "making a file");
-    if (copy(job, file, job->fds[0], UINT64_MAX) == 0 && fchmod(file, job->mode & 0777) == 0 &&
+    if (file < 0) return -1;
+    if (copy(file, STDIN_FILENO, UINT64_MAX) == 0 && fchmod(file, job->asked->detail & 0777) == 0 &&
         renameat(directory, temporary, directory, name) == 0)
         return 0;
-    failed(job, "writing the file");
-    return unlinkat(directory, temporary, 0);
+    job->error = errno;
+    unlinkat(directory, temporary, 0);
+    return -1;
 }
 
-int get_file(void *argument) {
-    struct job *job = argument;
+static int get_file(const struct job *job) {
     struct stat status;
     char *name;
-    int directory = become_job(job) < 0 ? -1 : open_parent(job, &name, false), file = -1;
+    int directory = open_parent(*job->lists[1], &name, false), file = -1;
     if (directory >= 0) /* O_NONBLOCK: a FIFO must not hold us */
         file = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode))
-        return copy(job, job->fds[0], file, job->limit_bytes) == 0 ? 0 : failed(job, "reading");
+        return copy(STDOUT_FILENO, file, job->asked->detail);
     if (file >= 0 || errno == ELOOP || errno == ENOTDIR || errno == ENXIO) errno = ENOENT;
-    return failed(job, "opening the file");
+    return -1;
+}
+
+static int work(struct job *job) {
+    sigset_t none;
+    if (job->op == EXEC) setsid(); /* 30 us */
+    for (int i = 0; i < 3; i++)
+        if (dup2(job->fds[i], i) < 0) return -1;
+    syscall(CLOSE_RANGE, OWNER, ~0U, 0);
+    for (uint32_t i = 0; i < job->asked->num_limits; i++) { /* the owner knows what is possible */
+        const struct limit *limit = &job->limits[i];
+        setrlimit((int)limit->resource, &(struct rlimit){limit->soft, limit->hard});
+    }
+    if (become_job(job) < 0 || chdir(job->cwd) < 0) return -1;
+    if (job->op == PUT) return put_file(job);
+    if (job->op == GET) return get_file(job);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    return execute(job);
+}
+
+static int run(void *argument) {
+    struct job *job = argument;
+    if (work(job) < 0 && job->error == 0) job->error = errno;
+    return 0;
+}
+
+/* The child shares our memory, as after vfork, but we do not wait for it: a process that was kept
+ * could stop it on its way, and us with it. Its stack is free again when it has been reaped. */
+pid_t start(struct job *job) {
+    static _Alignas(64) char stack[64 * 1024];
+    return clone(run, stack + sizeof stack, CLONE_VM | SIGCHLD, job);
 }

@@ -1,13 +1,14 @@
 /* Messages between owner, helper and inits. ../protocol.py has the layouts; a test compares the
- * constants. What is sent ends the process if the other side is gone. */
-#ifndef BURNISH_WIRE_H
-#define BURNISH_WIRE_H
+ * constants. To helper and inits, the owner is the other side of descriptor 3: if it is gone, what
+ * is sent to it ends the process. */
+#pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-enum { VERSION = 2, MAX_MESSAGE_BYTES = 128 * 1024, MAX_LAYERS = 16, MAX_CREATE_FDS = 8,
-       MAX_FDS = MAX_LAYERS + 1 };
+enum { VERSION = 3, MAX_MESSAGE_BYTES = 128 * 1024, MAX_LAYERS = 16, MAX_CREATE_FDS = 8 };
+/* More than any message may bring, so that they arrive and are closed. */
+enum { OWNER = 3, HEADER_BYTES = 12, MAX_FDS = MAX_LAYERS * 2 + 2 };
 enum op {
     HELLO = 1, CREATE, FREEZE, DESTROY, NEWLAYER, LAYERFD, RESIZE,
     EXEC = 32, KILL, PUT, GET, LISTEN, PYTHON,
@@ -18,36 +19,27 @@ enum flag {
     CREATE_UPPER = 8, NEWLAYER_UPPER = 8,
     EXEC_KEEP = 1, EXEC_IN_FILE = 2, EXEC_PACKAGES = 4,
 };
-enum ability { ABILITY_IDMAP = 1, ABILITY_RANGE = 2, ABILITY_NETWORK = 4 };
-enum ending {
-    ENDING_EXITED, ENDING_SIGNALED, ENDING_TIMEOUT, ENDING_NOT_STARTED, ENDING_KILLED,
-};
+enum ending { ENDING_EXITED, ENDING_SIGNALED, ENDING_TIMEOUT, ENDING_NOT_STARTED, ENDING_KILLED };
 
 struct message {
+    uint32_t size; /* of header and body */
     uint16_t op, flags;
-    uint32_t id;
-    char *at, *end; /* what the take_* functions have left */
-    bool bad;       /* something did not fit */
-    int fds[MAX_FDS], num_fds;
+    uint32_t id; /* so far the header */
+    int num_fds, fds[MAX_FDS];
 };
-enum received { RECEIVED, CLOSED, MALFORMED };
 
-/* `buffer` has MAX_MESSAGE_BYTES and must outlive the strings that are taken out of it. */
-enum received receive(int socket, struct message *m, char *buffer);
-void take(struct message *m, void *into, size_t num_bytes);
-uint32_t take_u32(struct message *m);
-/* Never NULL: empty if `bad`. The NUL at its end is written over the message itself. */
-char *take_string(struct message *m);
-/* A count of things that take `item_bytes` or more each, which bounds what it allocates. */
-uint32_t take_count(struct message *m, size_t item_bytes);
-/* Nothing missing, nothing left over, no flag but these, exactly so many descriptors. */
-bool is_complete(const struct message *m, int flags, int num_fds);
+/* From the owner: 1, 0 if it is gone, -1 if that is no message (its descriptors are closed). `body`
+ * has MAX_MESSAGE_BYTES. */
+int receive(struct message *m, void *body);
+/* A body of this size, no flag but these, exactly so many descriptors. */
+bool is_complete(const struct message *m, size_t num_bytes, int flags, int num_fds);
 void close_fds(struct message *m);
-/* False if the other side is gone. */
-bool try_send(int socket, enum op op, int flags, uint32_t id, const void *body, size_t num_bytes,
-              const int *fds, int num_fds);
-void send_message(int socket, enum op op, uint32_t id, const void *body, size_t num_bytes,
-                  const int *fds, int num_fds);
-void send_done(int socket, uint32_t id);
-void send_error(int socket, uint32_t id, int error, const char *stage);
-#endif
+/* False if the other side is gone. Sets the size. */
+bool try_send(int socket, struct message *m, const void *body, size_t num_bytes);
+void send_message(struct message *m, const void *body, size_t num_bytes);
+void send_done(uint32_t id);
+
+/* A step has failed: an errno, and the stage in words for people. Returns -1. */
+int fail(int error, const char *stage);
+#define TRY(call, stage) do { if ((call) < 0) return fail(errno, stage); } while (0)
+void send_error(uint32_t id); /* what was told to `fail` last */
