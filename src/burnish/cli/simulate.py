@@ -30,7 +30,7 @@ def simulate(
         as_json: print one JSON object per scenario.
     """
     from burnish.cli.console import people, write_json
-    from burnish.plan.comparison import compare, record, tier_of
+    from burnish.plan.comparison import compare_all, record, tier_of
     from burnish.plan.picture import draw
     from burnish.plan.registry import scenario
     from burnish.plan.registry import scenarios as known
@@ -40,7 +40,8 @@ def simulate(
         return
     names = tuple(known()) if scenarios == ("all",) else scenarios
     chosen = [scenario(name) for name in names]
-    done = [compare(s, tuple(policy or s.policies()), tier_of(tier), seeds) for s in chosen]
+    wanted = [(s, tuple(policy or s.policies())) for s in chosen]
+    done = compare_all(wanted, tier_of(tier), seeds)
     for comparison in done:
         if as_json:
             write_json(record(comparison))

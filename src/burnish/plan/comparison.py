@@ -108,27 +108,43 @@ def compare(
     Raises:
         UserError: for a policy that the scenario does not know, or no seeds.
     """
-    unknown = [p for p in policies if p not in scenario.policies()]
-    if unknown:
-        known = ", ".join(scenario.policies())
-        raise UserError(
-            f"{scenario.name} has no policy {unknown[0]!r}.", fix=f"use one of {known}."
-        )
+    return compare_all([(scenario, policies)], tier, num_seeds, first_seed=first_seed)[0]
+
+
+def compare_all(
+    wanted: Sequence[tuple[Scenario, Sequence[str]]],
+    tier: Tier,
+    num_seeds: int,
+    *,
+    first_seed: int = HELD_OUT_SEED,
+) -> list[Comparison]:
+    """Run the policies of every scenario on the same seeds, in one set of processes.
+
+    Raises:
+        UserError: for a policy that its scenario does not know, or no seeds.
+    """
+    for scenario, policies in wanted:
+        unknown = [p for p in policies if p not in scenario.policies()]
+        if unknown:
+            known = ", ".join(scenario.policies())
+            raise UserError(
+                f"{scenario.name} has no policy {unknown[0]!r}.", fix=f"use one of {known}."
+            )
     if num_seeds < 1:
         raise UserError(f"{num_seeds} seeds show nothing.", fix="use --seeds 3 or more.")
-    jobs = [
-        (scenario.name, policy, tier, first_seed + i)
-        for policy in policies
-        for i in range(num_seeds)
-    ]
-    trials = _run_all(jobs)
-    results = []
-    for number, policy in enumerate(policies):
-        own = tuple(trials[number * num_seeds : (number + 1) * num_seeds])
-        metrics = {n: interval([t.metrics[n] for t in own]) for n in own[0].metrics}
-        results.append(Result(policy, metrics, own))
-    results.sort(key=lambda r: -next(iter(r.metrics.values())).mean)
-    return Comparison(scenario.name, tier, num_seeds, tuple(results))
+    seeds = range(first_seed, first_seed + num_seeds)
+    trials = iter(_run_all([(s.name, p, tier, i) for s, ps in wanted for p in ps for i in seeds]))
+    done = []
+    for scenario, policies in wanted:
+        results = [_result(p, tuple(next(trials) for _ in seeds)) for p in policies]
+        results.sort(key=lambda r: -next(iter(r.metrics.values())).mean)
+        done.append(Comparison(scenario.name, tier, num_seeds, tuple(results)))
+    return done
+
+
+def _result(policy: str, trials: tuple[Trial, ...]) -> Result:
+    metrics = {n: interval([t.metrics[n] for t in trials]) for n in trials[0].metrics}
+    return Result(policy, metrics, trials)
 
 
 def record(comparison: Comparison) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class Intake:
             cost_tokens=tokens,
             cost_dominant=self._costs.cost(episodes_s=seconds, box_s=box_s, num_tokens=tokens),
             score_std=(sum((s - mean) ** 2 for s in scores) / len(scores)) ** 0.5,
-            level=self._curriculum.level(group.domain),
+            band=self._curriculum.band(group.domain, choice),
             rehearsed=choice.visit > 0,
         )
 

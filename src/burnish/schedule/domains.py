@@ -45,7 +45,7 @@ from burnish.schedule.wishes import (
     wishes_above_floor,
 )
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 
 class DomainScheduler:
@@ -128,7 +128,7 @@ class DomainScheduler:
         cost_tokens: float | None = None,
         cost_dominant: float | None = None,
         score_std: float | None = None,
-        level: float | None = None,
+        band: int = 0,
         rehearsed: bool = False,
     ) -> None:
         """Learn from one judged group.
@@ -144,8 +144,7 @@ class DomainScheduler:
             cost_dominant: seconds of the resource that the group used the greatest part of.
             score_std: population standard deviation of scores inside the group; by default that
                 of pass/fail. Zero means that the group carries no gradient.
-            level: pass rate over the whole domain now, where items are chosen by how they go; by
-                default that of the group stands for it.
+            band: of difficulty (`values.base.band_of`), where items are chosen by how they go.
             rehearsed: the item was chosen because it passes; it tells nothing but what it cost.
         """
         cost = self._config.cost_unit.of(seconds=cost_s, dominant=cost_dominant, tokens=cost_tokens)
@@ -171,9 +170,9 @@ class DomainScheduler:
         self._dealer.settle(row, Unit.COST, cost, self._share_D, self._active)
         self._window.judged(
             row,
+            band=band,
             num_scored=0 if rehearsed else num_rollouts,
             pass_rate=pass_rate,
-            level=pass_rate if level is None else level,
             spread=spread,
             cost=cost,
         )
@@ -303,7 +302,7 @@ class DomainScheduler:
             "quarantined": dict(self._quarantined),
             "rule": self._policy.state(),
             "tracks": self._tracks.rows.state(),
-            "window": self._window.rows.state(),
+            "window": self._window.state(),
             "dealer": self._dealer.state(),
             "current": self._share_D.tolist(),
             "step": self._step,
@@ -326,7 +325,7 @@ class DomainScheduler:
             scheduler._dealer.load(state["dealer"])
             scheduler._share_D = np.array(state["current"], dtype=np.float64)
         scheduler._tracks.rows.load(state["tracks"])
-        scheduler._window.rows.load(state["window"])
+        scheduler._window.load(state["window"])
         scheduler._step = int(state["step"])
         scheduler._prices = None
         scheduler._roster_changed()
@@ -357,8 +356,9 @@ class DomainScheduler:
             pass_DK=self._pass_rates()[:, None],
             size_D=np.ones(len(self._names)),
         )
-        if self._active.any():
-            self._share_D = self._policy.decide(view)
+        # Somebody may have joined or left while all others are in quarantine.
+        some = self._active.any()
+        self._share_D = self._policy.decide(view) if some else np.zeros(len(self._names))
 
     def _pass_rates(self) -> Floats:
         """One half counts as one group, so that nobody begins solved or hopeless."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from burnish.schedule.curriculum.tiers import Tiers
+from burnish.schedule.picks import DomainScheduleConfig
 from burnish.schedule.track import Tracks
 from burnish.schedule.values.base import Policy, StepOutcome, Unit, View
 from burnish.schedule.values.columns import Bools, Floats
@@ -60,12 +61,14 @@ class StepScheduler:
             num_tiers: of difficulty.
             group_size: rollouts of one task.
             floor: part of the budget dealt in equal cost, if the policy protects one.
-            guarded: whether nobody may wait beyond the deadline; baselines as published do not.
+            guarded: whether nobody may wait beyond the deadline, and newcomers are tried first;
+                baselines as published do neither.
         """
         num_rows = len(size_D)
         self.policy, self._wishes, self._size_D = policy, wishes, size_D
         self._group_size, self._guarded = group_size, guarded
         self._floor = floor if policy.protects else 0.0
+        self._warmup_probes = DomainScheduleConfig().warmup_picks if guarded else 0
         self.tiers = Tiers(num_rows, num_tiers)
         self.tracks = Tracks(num_rows)
         self.dealer = Dealer(num_rows, policy.unit)
@@ -95,6 +98,10 @@ class StepScheduler:
         num_tiers = pass_DK.shape[1]
         # A probe spreads one group over all tiers: unbiased, and rehearsal of the easy ones.
         each = max(self._group_size // num_tiers, 1)
+        probe_cost_D = prices.cost_D * each * num_tiers / self._group_size
+        # As in the run: a domain is tried before its value counts.
+        new_D = eligible_D & (tracks.rows["judged"] == 0.0)
+        self.dealer.rows["floor"] += self._warmup_probes * probe_cost_D * new_D
         dealt = self.dealer.deal(
             budget,
             share_D,
@@ -102,7 +109,7 @@ class StepScheduler:
             eligible_D,
             prices,
             floor=self._floor,
-            probe_cost_D=prices.cost_D * each * num_tiers / self._group_size,
+            probe_cost_D=probe_cost_D,
             guarded=self._guarded,
         )
         self._charged_D = dealt.groups_D * self.dealer.price(prices)
@@ -138,7 +145,6 @@ class StepScheduler:
                 attempted_DK=result.attempted_DK,
                 completed_DK=result.completed_DK,
                 passed_DK=result.passed_DK,
-                rate_D=self.tiers.mean_DK().mean(axis=1),
                 groups_D=groups_DK.sum(axis=1),
                 spread_D=spread_D,
                 cost_D=result.cost_D,

@@ -69,6 +69,32 @@ def test_a_hacked_verifier_shows_more_than_is_true_and_audits_say_how_much():
     assert np.allclose(deserved, world.true_pass().mean(axis=1))
 
 
+def test_gains_spill_over_to_the_others_of_a_cluster_only():
+    world = World(FAMILIES["interference"][1], Size(60, 30, 16.0, 8), 2)
+    gain = np.random.default_rng(0).random(60)
+    for named in (world.cluster, world.rival):
+        mean = world._mean_in(named, gain)
+        for i in range(60):
+            others = [gain[j] for j in range(60) if world.cluster[j] == named[i] and j != i]
+            assert math.isclose(mean[i], np.mean(others) if others else 0.0, abs_tol=1e-12)
+
+
+def test_newcomers_are_tried_in_every_tier_before_their_value_counts():
+    world = World(FAMILIES["non_stationary"][1], SMALL, 4)
+    late = ~world.active()
+    assert late.any()
+    scheduler, rng = scheduler_for("value", world), np.random.default_rng(0)
+    for step in range(SMALL.num_steps):
+        met = world.active()
+        rollouts = scheduler.plan(320.0, met, rng)
+        if step == 0 or (met & late).any():
+            tried = met if step == 0 else met & late
+            assert (rollouts[tried] >= 4).all()
+            late &= ~met
+        scheduler.observe(world.step(rollouts))
+    assert not late.any()
+
+
 def test_intervals_are_students():
     found = interval([1.0, 2.0, 3.0])
     assert found.mean == 2.0

@@ -150,7 +150,7 @@ def test_shares_always_sum_to_one_and_stay_within_their_bounds(costs, scale):
 
 def test_saturated_and_hopeless_domains_fall_to_the_floor_and_no_lower():
     world = {"d0": 1.0, "d1": 0.0, "d2": 0.5, "d3": 0.4}
-    scheduler = make(4)
+    scheduler = make(4, floor=0.15)
     picks = drive(scheduler, lambda d, _: (world[d], 100.0), 800, random.Random(0))
     share = {row.domain: row.share for row in scheduler.table()}
     floor = 0.15 / 4
@@ -162,10 +162,10 @@ def test_saturated_and_hopeless_domains_fall_to_the_floor_and_no_lower():
 
 def test_a_learning_domain_earns_more_than_an_equally_noisy_one_that_stands_still():
     def world(domain, seen):
-        return (min(0.3 + seen / 3000, 0.7) if domain == "d0" else 0.5, 100.0)
+        return (min(0.2 + seen / 8000, 0.8) if domain == "d0" else 0.5, 100.0)
 
     scheduler = make(4)
-    drive(scheduler, world, 600, random.Random(1))
+    drive(scheduler, world, 1200, random.Random(1))
     share = {row.domain: row.share for row in scheduler.table()}
     assert share["d0"] > 1.5 * max(share[d] for d in ("d1", "d2", "d3"))
 

@@ -120,9 +120,9 @@ def scheduler_for(policy: str, world: World) -> StepScheduler:
     if policy == ORACLE:
         rule = Oracle(num, world.value)
     elif policy == FAIR:
-        rule = ValuePerCost(num, fairness=0.5, smoothed=True)
+        rule = ValuePerCost(num, fairness=0.5)
     elif policy in list(PolicyName):
-        rule = make_policy(PolicyName(policy), num, smoothed=True)
+        rule = make_policy(PolicyName(policy), num)
     else:
         known = ", ".join(POLICIES)
         raise UserError(f"There is no policy {policy!r}.", fix=f"use one of {known}.")

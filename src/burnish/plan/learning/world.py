@@ -115,8 +115,7 @@ class World:
         self.failure = np.where(flaky, rng.uniform(0.3, 0.9, d), rng.uniform(0.0, 0.04, d))
         self.coin = rng.uniform(0.35, 0.65, d)
         self.cluster = rng.integers(0, max(d // 10, 1), d)
-        self.mates = _same(self.cluster, self.cluster)
-        self.foes = _same(self.cluster, (self.cluster + 1) % max(d // 10, 1))
+        self.rival = (self.cluster + 1) % max(d // 10, 1)
         self.gated = np.zeros(d, dtype=np.bool_)
         self.needs = rng.integers(0, d, (d, 2))
         if family.prerequisites:
@@ -129,26 +128,37 @@ class World:
         self.trained = np.zeros(d)
         self.holes = np.zeros(d)
         self.time = 0
+        self._need_DK = self.need[:, None] * _TIER_RATIO ** np.arange(NUM_TIERS)[None]
+        self._moves = ~np.isin(self.kind, (Kind.NOISY, Kind.GAMING))
+        self._hacked = self.kind == Kind.HACKED
+        self._gaming = self.kind == Kind.GAMING
+        befriended = self._mean_in(self.cluster, np.ones(d))
+        self._transfer = befriended * 0.3 - 0.3 * (family.rivals > 0)
+        self._flat = np.where(self._gaming, 0.15, self.coin)
+        self._look()
 
     def true_pass(self, skill: Floats | None = None) -> Floats:
         """What a perfect verifier would say, by tier."""
-        skill = self.skill if skill is None else skill
-        need = self.need[:, None] * _TIER_RATIO ** np.arange(NUM_TIERS)[None]
-        curve = 1.0 / (1.0 + (need / skill[:, None]) ** self.steep[:, None])
+        if skill is None:
+            return self._true_DK
+        curve = 1.0 / (1.0 + (self._need_DK / skill[:, None]) ** self.steep[:, None])
         rate = self.base[:, None] + (self.top - self.base)[:, None] * curve
-        rate = np.where((self.kind == Kind.NOISY)[:, None], self.coin[:, None], rate)
-        rate = np.where((self.kind == Kind.GAMING)[:, None], 0.15, rate)
+        rate = np.where(self._moves[:, None], rate, self._flat[:, None])
         true: Floats = rate * (1.0 - 0.8 * self.holes)[:, None]
         return true
 
     def shown_pass(self) -> Floats:
         """What the domain's own verifier says."""
-        rate = self.true_pass()
+        return self._shown_DK
+
+    def _look(self) -> None:
+        """Skills moved: what a verifier would say now is asked for several times a step."""
+        self._true_DK = rate = self.true_pass(self.skill)
         shown = rate + (1.0 - rate) * self.holes[:, None]
         # A wave takes as long as an honest domain's rise, and is then over at once.
         wave = 0.15 + 0.6 * np.modf(self.trained / self.need * 0.7)[0]
-        lies: Floats = np.where((self.kind == Kind.GAMING)[:, None], wave[:, None], shown)
-        return lies
+        self._shown_DK: Floats = np.where(self._gaming[:, None], wave[:, None], shown)
+        self._varied_DK = _varied(self._shown_DK)
 
     def score(self) -> float:
         """Mean true pass rate over domains and tiers."""
@@ -166,7 +176,7 @@ class World:
             return np.zeros(self.num)
         shown = self.shown_pass().mean(axis=1)
         false: Floats = np.clip(1.0 - self.true_pass().mean(axis=1) / shown, 0.0, 1.0)
-        return np.where(self.kind == Kind.HACKED, false, 0.0)
+        return np.where(self._hacked, false, 0.0)
 
     @property
     def audit_step(self) -> int:
@@ -176,12 +186,12 @@ class World:
     def step(self, rollouts_DK: Floats) -> StepResult:
         """Sample, judge and train."""
         self._change()
-        rate_DK, failure = self.shown_pass(), self._failures()
+        rate_DK, failure = self._shown_DK, self._failures()
         attempted = rollouts_DK.astype(np.int64)
         done = self.rng.binomial(attempted, (1.0 - failure)[:, None])
         passed = self.rng.binomial(done, rate_DK)
         num = attempted.sum(axis=1)
-        kept = done * _varied(rate_DK)
+        kept = done * self._varied_DK
         gained = self._learn(done)
         result = StepResult(
             attempted_DK=rollouts_DK,
@@ -200,32 +210,38 @@ class World:
         ahead = 0.01 * self.need
         slope = (self.true_pass(self.skill + ahead) - self.true_pass()).mean(axis=1) / ahead
         signal = self._signal().max(axis=1) * self._rate() * (1.0 - self._failures())
-        value: Floats = np.where(self._moves(), slope * signal, 0.0) / self._costs()
+        value: Floats = np.where(self._moves, slope * signal, 0.0) / self._costs()
         return value
 
     def _learn(self, done: Ints) -> Floats:
         """Move skills; returns what each domain earned by itself."""
         gain = (done * self._signal()).sum(axis=1) * self._rate()
         self.trained += done.sum(axis=1)
-        hacked = self.kind == Kind.HACKED
         self.holes = np.where(
-            hacked, np.minimum(self.holes + gain / (2.0 * self.need), 0.9), self.holes
+            self._hacked, np.minimum(self.holes + gain / (2.0 * self.need), 0.9), self.holes
         )
-        gain = np.where(self._moves(), gain, 0.0)
+        gain = np.where(self._moves, gain, 0.0)
         rehearsed = np.minimum(1.0, done.sum(axis=1) / 4.0)
-        moved = self.skill + gain + _TRANSFER * (self.mates @ gain)
-        moved = moved - self.family.rivals * (self.foes @ gain)
+        moved = self.skill + gain + _TRANSFER * self._mean_in(self.cluster, gain)
+        if self.family.rivals:
+            moved = moved - self.family.rivals * self._mean_in(self.rival, gain)
         kept = 1.0 - self.forget * (1.0 - 0.8 * rehearsed)
         self.skill = np.maximum(moved * kept, 0.02 * self.start)
+        self._look()
         return gain
 
-    def _signal(self) -> Floats:
-        rate = self.shown_pass()
-        signal: Floats = 4.0 * rate * (1.0 - rate) * _varied(rate)
-        return signal
+    def _mean_in(self, cluster: Ints, gain: Floats) -> Floats:
+        """Mean gain in a cluster that each domain names, without the domain itself."""
+        own = cluster == self.cluster
+        total = np.bincount(self.cluster, gain, minlength=int(cluster.max()) + 1)[cluster]
+        num = np.bincount(self.cluster, minlength=int(cluster.max()) + 1)[cluster] - own
+        mean: Floats = (total - own * gain) / np.maximum(num, 1)
+        return mean
 
-    def _moves(self) -> Bools:
-        return ~np.isin(self.kind, (Kind.NOISY, Kind.GAMING))
+    def _signal(self) -> Floats:
+        rate = self._shown_DK
+        signal: Floats = 4.0 * rate * (1.0 - rate) * self._varied_DK
+        return signal
 
     def _rate(self) -> Floats:
         """How much of the signal is learned."""
@@ -241,6 +257,7 @@ class World:
         if self.family.changes and self.time == self.size.num_steps // 2:
             changed = (self.fate > 0.2) & (self.fate < 0.35)
             self.skill = np.where(changed, self.start * 0.5, self.skill)
+            self._look()
 
     def _failures(self) -> Floats:
         if not self.family.outages:
@@ -277,19 +294,10 @@ class World:
 
     def _alignment(self, gain: Floats) -> Floats:
         """True cosines of clusters, measured with noise."""
-        transfer = self.mates.sum(axis=1) * 0.3 - 0.3 * (self.family.rivals > 0)
-        alignment: Floats = np.clip(transfer + self.rng.normal(0.0, 0.2, self.num), -1.0, 1.0)
+        alignment: Floats = np.clip(self._transfer + self.rng.normal(0.0, 0.2, self.num), -1.0, 1.0)
         return np.where(gain > 0, alignment, 0.0)
 
 
 def _varied(rate: Floats) -> Floats:
     varied: Floats = 1.0 - rate**GROUP_SIZE - (1.0 - rate) ** GROUP_SIZE
     return varied
-
-
-def _same(one: Ints, other: Ints) -> Floats:
-    """Rows average over those of the other's cluster, without themselves."""
-    same = (other[:, None] == one[None, :]).astype(np.float64)
-    np.fill_diagonal(same, 0.0)
-    mean: Floats = same / np.maximum(same.sum(axis=1, keepdims=True), 1.0)
-    return mean

@@ -22,6 +22,7 @@ from burnish.schedule.curriculum.easy_pool import MASTERED_RATE, EasyPool
 from burnish.schedule.curriculum.group_size import GroupSizes
 from burnish.schedule.curriculum.items import Items
 from burnish.schedule.curriculum.tiers import Tiers
+from burnish.schedule.values.base import band_of
 
 
 class Choice(NamedTuple):
@@ -105,14 +106,14 @@ class Curriculum:
         if d is not None and choice.visit:
             d.pool.judged(choice.item, 1.0, rehearsed=True)
 
-    def level(self, domain: str) -> float | None:
-        """Pass rate over all tiers alike; None where groups are drawn as they come.
+    def band(self, domain: str, choice: Choice) -> int:
+        """How difficult a choice was, for the value of its domain.
 
         Tiers are chosen by how they go, so the pass rate of what was chosen says little about
         progress: a domain that reaches a harder tier would seem to get worse.
         """
         d = self._domains.get(domain)
-        return float(d.tiers.mean_DK().mean()) if d is not None and d.num_tiers > 1 else None
+        return band_of(choice.tier, d.num_tiers) if d is not None else 0
 
     def text(self, domain: str) -> str:
         """What is chosen and why, in one line."""

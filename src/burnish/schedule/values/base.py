@@ -1,6 +1,6 @@
 """The contract of a policy: shares of the budget from what was observed, and nothing else.
 
-Letters behind array names: D is a row per domain, K a column per difficulty tier.
+Letters behind array names: D is a row per domain, K a column per band of difficulty.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from burnish.schedule.values.columns import Bools, Floats
+
+NUM_BANDS = 4
+"""Bands of difficulty that pass rates are kept apart in; tiers, if there are more, share them."""
+
+
+def band_of(tier: int, num_tiers: int) -> int:
+    """The band of a tier, easiest first."""
+    return tier * NUM_BANDS // max(num_tiers, NUM_BANDS)
 
 
 class Unit(StrEnum):
@@ -32,8 +40,6 @@ class StepOutcome(NamedTuple):
     """Of these, scored."""
     passed_DK: Floats
     """Of these, passed."""
-    rate_D: Floats
-    """Pass rate over all tiers alike, as well as it is known after the step."""
     groups_D: Floats
     """Groups judged, of any tier."""
     spread_D: Floats

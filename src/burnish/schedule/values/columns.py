@@ -16,10 +16,17 @@ Ints = npt.NDArray[np.int64]
 class Columns:
     """Named float64 columns of equal length that grow, shrink and survive JSON bit for bit."""
 
-    def __init__(self, num_rows: int, defaults: Mapping[str, float]) -> None:
-        """Every row starts at `defaults`, and so does every row added later."""
+    def __init__(
+        self, num_rows: int, defaults: Mapping[str, float], *, width: int | None = None
+    ) -> None:
+        """Every row starts at `defaults`, and so does every row added later.
+
+        With `width`, a row of each column holds that many numbers.
+        """
         self._defaults = dict(defaults)
-        self._columns = {name: np.full(num_rows, value) for name, value in defaults.items()}
+        self._shape = () if width is None else (width,)
+        shape = (num_rows, *self._shape)
+        self._columns = {name: np.full(shape, value) for name, value in defaults.items()}
 
     def __getitem__(self, name: str) -> Floats:
         """The column itself: changes in place are kept."""
@@ -33,14 +40,15 @@ class Columns:
     def add_row(self) -> None:
         """One more row, at the end."""
         for name, value in self._defaults.items():
-            self._columns[name] = np.append(self._columns[name], value)
+            row = np.full((1, *self._shape), value)
+            self._columns[name] = np.concatenate((self._columns[name], row))
 
     def remove_row(self, row: int) -> None:
         """Rows behind `row` move up."""
         for name in self._defaults:
-            self._columns[name] = np.delete(self._columns[name], row)
+            self._columns[name] = np.delete(self._columns[name], row, axis=0)
 
-    def state(self) -> dict[str, list[float]]:
+    def state(self) -> dict[str, list[Any]]:
         """JSON values; floats keep all their bits in JSON."""
         return {name: column.tolist() for name, column in self._columns.items()}
 

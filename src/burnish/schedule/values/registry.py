@@ -32,10 +32,8 @@ _RULES: dict[PolicyName, Callable[[int], Policy]] = {
 }
 
 
-def make_policy(
-    name: PolicyName, num_rows: int, *, fairness: float = 0.0, smoothed: bool = False
-) -> Policy:
+def make_policy(name: PolicyName, num_rows: int, *, fairness: float = 0.0) -> Policy:
     """A policy that has seen nothing yet."""
     if name is PolicyName.VALUE:
-        return ValuePerCost(num_rows, fairness=fairness, smoothed=smoothed)
+        return ValuePerCost(num_rows, fairness=fairness)
     return _RULES[name](num_rows)
