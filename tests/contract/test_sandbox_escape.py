@@ -276,7 +276,10 @@ def test_no_descriptor_of_process_1_leads_out(lines: Lines) -> None:
     except PermissionError:
         names = []  # it is not dumpable
     for name in names:
-        target = os.readlink("/proc/1/fd/" + name)
+        try:
+            target = os.readlink("/proc/1/fd/" + name)
+        except PermissionError:
+            continue  # its number shows (docs/sandbox.md), not where it leads
         if not target.startswith(("/dev/null", "pipe:", "anon_inode:[eventfd]", "/memfd:",
                                   "/run/box/", "host:[")):
             print(target)
