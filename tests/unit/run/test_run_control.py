@@ -10,9 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
+from burnish.run.control import client
 from burnish.run.control.client import ask
 from burnish.run.control.messages import MAX_LINE_BYTES, Answer, Request, Verb, parse
 from burnish.run.control.server import serve_control
+from burnish.run.jobs.daemon import is_served
+from burnish.run.jobs.messages import jobs_socket
 
 
 async def echo(line: bytes) -> Answer:
@@ -138,3 +141,20 @@ def test_parsing_never_raises(line):
 )
 def test_what_cannot_be_meant_is_refused_when_it_is_parsed(line):
     assert isinstance(parse(line), str)
+
+
+def test_a_stopped_run_is_waited_for_shortly_and_only_its_gate_for_long(tmp_path, monkeypatch):
+    path = jobs_socket(tmp_path)
+    monkeypatch.setattr(client, "_ANSWER_S", 0.02)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        for verb in set(Verb) - {Verb.ADD}:
+            with pytest.raises(UserError, match=r"does not answer \(stopped\?") as refused:
+                ask(path, Request(verb=verb))
+            assert "kill -CONT" in refused.value.fix
+        # Whoever is stopped still owns the jobs: another daemon must not take its socket.
+        assert is_served(tmp_path)
+        monkeypatch.setattr(client, "_GATE_S", 0.03)
+        with pytest.raises(UserError, match="does not answer"):
+            ask(path, Request(verb=Verb.ADD, domain="x"))

@@ -11,11 +11,16 @@ import msgspec
 
 from burnish.core.errors import UserError
 from burnish.core.records import Record
-from burnish.run.control.messages import Answer
+from burnish.run.control.messages import Answer, Verb
 from burnish.run.control.server import ShortName
 
+_ANSWER_S = 10.0
 # Adding a domain runs the quality gate first, which can take minutes.
-_ANSWER_S = 600.0
+_GATE_S = 600.0
+
+
+class SilentError(UserError):
+    """Somebody holds the socket and says nothing."""
 
 
 def ask_for(
@@ -48,15 +53,23 @@ def ask(path: Path, request: Record) -> Answer:
     """Send one request to the socket at `path`.
 
     Raises:
+        SilentError: who listens there does not answer in time.
         UserError: nobody listens there, or the socket is another user's.
     """
+    # Requests to the jobs daemon have verbs of their own, none of which takes long.
+    patience_s = _GATE_S if getattr(request, "verb", None) is Verb.ADD else _ANSWER_S
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-            link.settimeout(_ANSWER_S)
+            link.settimeout(patience_s)
             with ShortName(path) as name:
                 link.connect(name)
             link.sendall(msgspec.json.encode(request) + b"\n")
             line = link.makefile("rb").readline()
+    except TimeoutError as error:
+        raise SilentError(
+            f"{path.parent} does not answer (stopped? nothing came in {patience_s:.0f} s).",
+            fix="wake its process if it was stopped (kill -CONT), or ask again later.",
+        ) from error
     except OSError as error:
         raise UserError(
             f"{path.parent} does not answer ({error.strerror or error}).",

@@ -22,7 +22,7 @@ import msgspec
 from burnish.core.clock import Clock
 from burnish.core.disk import write_atomically
 from burnish.core.errors import UserError
-from burnish.run.control.client import ask
+from burnish.run.control.client import SilentError, ask
 from burnish.run.control.messages import Answer
 from burnish.run.control.server import serve_control
 from burnish.run.jobs.demand import Demand
@@ -207,6 +207,8 @@ def is_served(directory: Path) -> bool:
     """Whether a daemon answers there: it must not lose its socket to another."""
     try:
         ask(jobs_socket(directory), JobRequest(verb=JobVerb.LIST))
+    except SilentError:
+        return True
     except UserError:
         return False
     return True
