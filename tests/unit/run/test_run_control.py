@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import os
 import socket
 import stat
@@ -13,6 +14,7 @@ from burnish.core.errors import UserError
 from burnish.run.control import client
 from burnish.run.control.client import ask
 from burnish.run.control.messages import MAX_LINE_BYTES, Answer, Request, Verb, parse
+from burnish.run.control.roster import Roster
 from burnish.run.control.server import serve_control
 from burnish.run.jobs.daemon import is_served
 from burnish.run.jobs.messages import jobs_socket
@@ -158,3 +160,12 @@ def test_a_stopped_run_is_waited_for_shortly_and_only_its_gate_for_long(tmp_path
         monkeypatch.setattr(client, "_GATE_S", 0.03)
         with pytest.raises(UserError, match="does not answer"):
             ask(path, Request(verb=Verb.ADD, domain="x"))
+
+
+def test_what_the_guide_adds_to_a_live_run_is_what_the_run_takes():
+    text = (Path(__file__).parents[3] / "docs" / "scheduling.md").read_text()
+    lines = [line.split() for line in text.splitlines() if "burnish control add" in line]
+    assert lines
+    for words in lines:
+        options = dict(itertools.pairwise(words))
+        Roster().build(words[4], options.get("--environment"))
