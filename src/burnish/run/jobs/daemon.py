@@ -2,7 +2,8 @@
 
 A job is `burnish run` in a process of its own. To preempt one it is sent SIGTERM: the run saves a
 checkpoint and ends with status 130, and `--resume` goes on from there. The list of jobs is on the
-disk before anything is started; a daemon that was killed resumes all that was running.
+disk before anything is started. The runs of a daemon that was killed go on: the next one waits for
+those that still live as if it had started them, and resumes the others.
 
 While jobs wait, the daemon looks at what the running ones demand, and has those that wait for
 something else lend their units (`schedule/jobs/lending.py`).
@@ -13,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,14 @@ import msgspec
 from burnish.core.clock import Clock
 from burnish.core.disk import write_atomically
 from burnish.core.errors import UserError
+from burnish.core.records import Record
 from burnish.run.control.client import SilentError, ask
 from burnish.run.control.messages import Answer
 from burnish.run.control.server import serve_control
 from burnish.run.jobs.demand import Demand
 from burnish.run.jobs.messages import JobRequest, JobVerb, jobs_socket, parse_job
-from burnish.schedule.jobs.base import ActionKind, JobsConfig, JobSpec, JobState
+from burnish.run.jobs.survivor import Survivor, find_survivor, newest_run, note_process
+from burnish.schedule.jobs.base import OVER, ActionKind, JobsConfig, JobSpec, JobState
 from burnish.schedule.jobs.lending import Lending
 from burnish.schedule.jobs.scheduler import JobScheduler
 
@@ -37,6 +41,15 @@ _LOOKS = 6
 _LOOK_S = 5.0
 
 
+class _Saved(Record, frozen=True, kw_only=True):
+    """The list of jobs on the disk."""
+
+    scheduler: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Of `JobScheduler.state`; empty before the first job."""
+    lines: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    """What `burnish run` is told, by job."""
+
+
 class JobsDaemon:
     """One per directory, which its socket and its lock by `serve_control` see to."""
 
@@ -44,20 +57,24 @@ class JobsDaemon:
         """Take up the list of jobs that is there.
 
         Raises:
-            UserError: another version wrote it.
+            UserError: the directory cannot be used, or its list is damaged or another version's.
         """
         self._directory, self._clock = directory, clock
         self._lending, self._lend_after_s = Lending(config.lend_after_s), config.lend_after_s
         self._demands: dict[str, Demand] = {}
-        directory.mkdir(parents=True, exist_ok=True)
         self._file = directory / "jobs.json"
-        self._lines: dict[str, list[str]] = {}
+        saved = _load(self._file)
+        self._lines = saved.lines
+        found = {job_id: find_survivor(directory / job_id) for job_id in saved.lines}
+        self._survivors = {job_id: one for job_id, one in found.items() if one is not None}
         self._scheduler = JobScheduler(config, clock)
-        if self._file.exists():
-            saved = msgspec.json.decode(self._file.read_bytes())
-            self._lines = saved["lines"]
-            self._scheduler = JobScheduler.from_state(saved["scheduler"], config, clock)
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        if saved.scheduler:
+            with _damage_told(self._file):
+                self._scheduler = JobScheduler.from_state(
+                    saved.scheduler, config, clock, alive=self._survivors.keys()
+                )
+                _require_lines(self._scheduler, self._lines)
+        self._processes: dict[str, asyncio.subprocess.Process | Survivor] = {}
         self._cancelled: set[str] = set()
         self._stopping = asyncio.Event()
 
@@ -69,6 +86,7 @@ class JobsDaemon:
         """
         async with asyncio.TaskGroup() as tasks:
             async with serve_control(jobs_socket(self._directory), self._answerer(tasks)):
+                self._take_over(tasks)
                 self._act(tasks)
                 while not self._stopping.is_set():
                     await self._look(tasks)
@@ -148,6 +166,12 @@ class JobsDaemon:
             else:
                 tasks.create_task(self._attend(tasks, action.job_id))
 
+    def _take_over(self, tasks: asyncio.TaskGroup) -> None:
+        for row in self._scheduler.table():
+            survivor = self._survivors.pop(row.spec.job_id, None)
+            if survivor is not None and row.state in (JobState.RUNNING, JobState.STOPPING):
+                tasks.create_task(self._wait_for(tasks, row.spec.job_id, survivor))
+
     async def _attend(self, tasks: asyncio.TaskGroup, job_id: str) -> None:
         folder = self._directory / job_id
         folder.mkdir(exist_ok=True)
@@ -161,10 +185,17 @@ class JobsDaemon:
                 stderr=log,
                 start_new_session=True,
             )
+        note_process(folder, process.pid)
+        if self._stopping.is_set() or job_id in self._cancelled or self._is_stopping(job_id):
+            with suppress(ProcessLookupError):
+                process.terminate()
+        await self._wait_for(tasks, job_id, process)
+
+    async def _wait_for(
+        self, tasks: asyncio.TaskGroup, job_id: str, process: asyncio.subprocess.Process | Survivor
+    ) -> None:
         self._processes[job_id] = process
         self._demands[job_id] = Demand(process.pid, self._clock.now_s())
-        if self._stopping.is_set() or job_id in self._cancelled or self._is_stopping(job_id):
-            self._terminate(job_id)
         status = await process.wait()
         del self._processes[job_id], self._demands[job_id]
         self._lending.forget(job_id)
@@ -173,9 +204,9 @@ class JobsDaemon:
         self._act(tasks)
 
     def _words(self, job_id: str, folder: Path) -> list[str]:
-        runs = [p for p in folder.iterdir() if (p / "manifest.json").exists()]
-        if runs:
-            return ["--resume", str(max(runs, key=lambda p: p.stat().st_mtime))]
+        run = newest_run(folder)
+        if run is not None:
+            return ["--resume", str(run)]
         return [*self._lines[job_id], "--set", f"run.directory={folder}"]
 
     def _verdict(self, job_id: str, status: int) -> JobState:
@@ -201,6 +232,40 @@ class JobsDaemon:
     def _save(self) -> None:
         content = {"scheduler": self._scheduler.state(), "lines": self._lines}
         write_atomically(self._file, msgspec.json.encode(content))
+
+
+def _load(file: Path) -> _Saved:
+    with _damage_told(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            return _Saved()
+        saved = msgspec.json.decode(file.read_bytes(), type=_Saved)
+        if not saved.scheduler:
+            raise msgspec.ValidationError("it names no jobs")
+        return saved
+
+
+def _require_lines(scheduler: JobScheduler, lines: Mapping[str, list[str]]) -> None:
+    for row in scheduler.table():
+        if row.state not in OVER and not lines.get(row.spec.job_id):
+            raise msgspec.ValidationError(f"it does not say what {row.spec.job_id} runs")
+
+
+@contextmanager
+def _damage_told(file: Path) -> Iterator[None]:
+    """Turn what a file system refuses, and a list that makes no sense, into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{file.parent}: cannot hold jobs ({error.strerror}).",
+            fix="name a directory where you may write with --directory.",
+        ) from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(
+            f"{file}: not a list of jobs ({error}).",
+            fix="put the file back, or move it away to begin with no jobs.",
+        ) from error
 
 
 def is_served(directory: Path) -> bool:

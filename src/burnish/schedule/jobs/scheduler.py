@@ -17,13 +17,14 @@ Pure: time comes from a clock, and nothing is started here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from burnish.core.clock import Clock
 from burnish.core.errors import UserError
+from burnish.core.records import Record
 from burnish.schedule.jobs.base import (
     OVER,
     Action,
@@ -36,6 +37,17 @@ from burnish.schedule.jobs.base import (
 from burnish.schedule.state_version import require_version
 
 STATE_VERSION = 1
+
+
+class _State(Record, frozen=True, kw_only=True):
+    """What `state` returns."""
+
+    version: int
+    """Of the format."""
+    usage: dict[str, float]
+    """Decayed unit-seconds by tenant."""
+    jobs: list[tuple[JobSpec, JobState, float, int]]
+    """What was asked for, where it stands, its age in seconds and times it was started."""
 
 
 class _Job:
@@ -167,21 +179,40 @@ class JobScheduler:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], config: JobsConfig, clock: Clock) -> JobScheduler:
+    def from_state(
+        cls,
+        state: Mapping[str, Any],
+        config: JobsConfig,
+        clock: Clock,
+        *,
+        alive: Collection[str] = (),
+    ) -> JobScheduler:
         """Continue; what was running when the daemon died waits again, for its checkpoint.
+
+        Args:
+            state: of `state`.
+            config: of now; it may offer less than before.
+            clock: of now.
+            alive: jobs whose processes go on; they keep their units. Who lent what to whom is
+                forgotten, so those that do not fit beside each other are guests, and give way.
 
         Raises:
             UserError: if another version of the program wrote it.
+            msgspec.ValidationError: if it makes no sense.
         """
         require_version(state, STATE_VERSION, "list of jobs")
+        saved = msgspec.convert(state, _State)
         scheduler, now = cls(config, clock), clock.now_s()
-        scheduler._usage = {tenant: (used, now) for tenant, used in state["usage"].items()}
-        for spec, name, age_s, num_starts in state["jobs"]:
+        scheduler._usage = {tenant: (used, now) for tenant, used in saved.usage.items()}
+        free = config.units
+        for spec, was, age_s, num_starts in saved.jobs:
             scheduler._number += 1
-            job = _Job(msgspec.convert(spec, JobSpec), now - age_s, scheduler._number)
-            job.state = JobState(name) if JobState(name) in OVER else JobState.QUEUED
-            job.num_starts = num_starts
-            scheduler._jobs[job.spec.job_id] = job
+            job = _Job(spec, now - age_s, scheduler._number)
+            job.state = was if was in OVER or spec.job_id in alive else JobState.QUEUED
+            job.num_starts, job.charged_s = num_starts, now
+            job.is_guest = job.holds > free
+            free -= 0 if job.is_guest else job.holds
+            scheduler._jobs[spec.job_id] = job
         return scheduler
 
     def _free(self) -> tuple[int, int]:
