@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, Parameter(name="--json")]
 _DIRECTORY = Path("runs/jobs")
+_MAX_UNITS = 10**6
+# A sixth of it passes between two looks at what jobs demand: less would keep a core busy.
+_LEAST_LEND_S = 1.0
 
 
 def serve(
@@ -41,9 +44,13 @@ def serve(
 
     if is_served(directory):
         raise UserError(f"{directory} is served already.", fix="burnish jobs list")
-    if not 0.0 <= lend_after < math.inf:
-        raise UserError(f"--lend-after {lend_after} is no time.", fix="--lend-after 60")
-    cores = units or os.cpu_count() or 1
+    if lend_after and not _LEAST_LEND_S <= lend_after < math.inf:
+        what = f"--lend-after {lend_after} is neither 0 (never) nor {_LEAST_LEND_S:.0f} or more."
+        raise UserError(what, fix="--lend-after 60")
+    if units is not None and not 1 <= units <= _MAX_UNITS:
+        what = f"--units {units} is not 1 to {_MAX_UNITS}."
+        raise UserError(what, fix=f"--units {os.cpu_count() or 1}")
+    cores = units if units is not None else os.cpu_count() or 1
     shared = JobsConfig(units=cores, quotas=_quotas(quota or []), lend_after_s=lend_after)
 
     async def until_stopped() -> None:
