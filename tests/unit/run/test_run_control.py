@@ -169,3 +169,25 @@ def test_what_the_guide_adds_to_a_live_run_is_what_the_run_takes():
     for words in lines:
         options = dict(itertools.pairwise(words))
         Roster().build(words[4], options.get("--environment"))
+
+
+@pytest.mark.parametrize("later", [True, False], ids=["after the answer", "with the answer"])
+def test_the_end_of_a_server_hangs_up_and_says_nothing_of_it(tmp_path, later):
+    complaints = []
+
+    async def serve() -> bytes:
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+        async with serve_control(tmp_path / "s", echo):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writer.write(b'{"verb": "status"}\n')
+            assert await reader.readline()
+            for _ in range(10 * later):
+                await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    assert asyncio.run(serve()) == b""
+    assert not complaints

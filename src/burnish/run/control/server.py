@@ -35,8 +35,12 @@ async def serve_control(path: Path, handle: Handler) -> AsyncIterator[None]:
         UserError: the socket cannot be made there.
     """
     clients = asyncio.Semaphore(_MAX_CLIENTS)
+    talks: set[asyncio.Task[None]] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "start_unix_server makes one for each client"
+        talks.add(task)
         try:
             if clients.locked() or not _is_ours(writer):
                 return
@@ -44,7 +48,12 @@ async def serve_control(path: Path, handle: Handler) -> AsyncIterator[None]:
                 await _converse(reader, writer, handle)
         except (ConnectionError, TimeoutError):
             pass
+        except asyncio.CancelledError:
+            # By the end of this server, below. Python 3.11 prints a traceback of one that gets out;
+            # an answer that was given has left already, unless its client does not read.
+            writer.transport.abort()
         finally:
+            talks.discard(task)
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
@@ -56,8 +65,11 @@ async def serve_control(path: Path, handle: Handler) -> AsyncIterator[None]:
         yield
     finally:
         server.close()
+        for task in talks:
+            task.cancel()
         with suppress(FileNotFoundError):
             forget()
+        await asyncio.gather(*talks)
 
 
 async def _converse(
@@ -65,7 +77,9 @@ async def _converse(
 ) -> None:
     while True:
         try:
-            line = await asyncio.wait_for(reader.readuntil(b"\n"), _SILENCE_S)
+            # Not `wait_for`: that of Python 3.11 may lose a cancellation (python/cpython#86296).
+            async with asyncio.timeout(_SILENCE_S):
+                line = await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError:
             return
         except asyncio.LimitOverrunError:
@@ -80,7 +94,8 @@ async def _converse(
 
 async def _say(writer: asyncio.StreamWriter, answer: Answer) -> None:
     writer.write(msgspec.json.encode(answer) + b"\n")
-    await asyncio.wait_for(writer.drain(), _SILENCE_S)
+    async with asyncio.timeout(_SILENCE_S):
+        await writer.drain()
 
 
 def _listen(path: Path) -> socket.socket:
