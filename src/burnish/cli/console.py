@@ -1,5 +1,6 @@
 """How verbs speak: JSON lines for programs, tables for people, plain text off a terminal."""
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -9,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Off a terminal there is no width to fit; 80 columns would cut digests and paths in logs.
+# Off a terminal there is no width to fit, unless COLUMNS says so; 80 columns would cut digests and
+# paths in logs.
 _PLAIN_WIDTH = 200
+_MOST_WIDTH = 10_000
 
 
 def write_json(value: Any) -> None:
@@ -24,10 +27,15 @@ def people(stream: TextIO | None = None) -> Console:
     stream = stream or sys.stdout
     return Console(
         file=stream,
-        width=None if stream.isatty() else _PLAIN_WIDTH,
+        width=None if stream.isatty() else _plain_width(),
         highlight=False,
         soft_wrap=False,
     )
+
+
+def _plain_width() -> int:
+    asked = os.environ.get("COLUMNS", "")
+    return int(asked) if asked.isdecimal() and 0 < int(asked) <= _MOST_WIDTH else _PLAIN_WIDTH
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Table:

@@ -43,7 +43,10 @@ def top(
         return
     console = people()
     if once or not standing.is_live or not sys.stdout.isatty():
-        console.print(picture(standing, jobs_beside(run)))
+        with console.capture() as shown:
+            console.print(picture(standing, jobs_beside(run)))
+        # Columns are padded, which only a terminal needs.
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
         return
     from rich.live import Live
 
@@ -114,7 +117,7 @@ def picture(standing: Standing, jobs: list[dict[str, Any]]) -> Group:
         tuple(printable(cell, keep="") for cell in domain_cells(domain))
         for domain in standing.domains
     ]
-    parts: list[Any] = [Text(line) for line in headlines(standing)]
+    parts: list[Any] = [Text(printable(line, keep="")) for line in headlines(standing)]
     if rows:
         parts += [Text(), table(headers, rows)]
     if jobs:
@@ -126,13 +129,15 @@ def headlines(standing: Standing) -> list[str]:
     """Steps, speed, idle time and load, in two lines."""
     of = f" of {standing.num_steps}" if standing.num_steps is not None else ""
     first = f"{standing.state}, step {standing.step}{of}"
+    # Whoever stands still has no speed; that of the last step would be taken for one.
+    is_training = standing.state == "training"
     speeds = [
-        f"{name} {value:,.0f} tok/s" + (f", idle {idle:.0%}" if idle is not None else "")
-        for name, value, idle in (
-            ("engine", standing.engine_tokens_per_s, standing.engine_idle),
-            ("trainer", standing.trainer_tokens_per_s, standing.trainer_idle),
+        f"{name} {value:,.0f} tok/s{when}" + (f", idle {idle:.0%}" if idle is not None else "")
+        for name, value, when, idle in (
+            ("engine", standing.engine_tokens_per_s, "", standing.engine_idle),
+            ("trainer", standing.trainer_tokens_per_s, " while it computes", standing.trainer_idle),
         )
-        if value is not None
+        if value is not None and is_training
     ]
     load = []
     if standing.running is not None:
@@ -142,7 +147,7 @@ def headlines(standing: Standing) -> list[str]:
     if standing.groups:
         groups = standing.groups
         load.append(f"groups: {groups['running']} sampled, {groups['waiting']} to be trained")
-    lines = ["  ".join([first, *speeds])]
+    lines = ["  ".join([first, *speeds]), *filter(None, [standing.note])]
     return lines + (["load: " + "; ".join(load)] if load else [])
 
 

@@ -216,7 +216,7 @@ def step_figures(view: StepView) -> list[str]:
     figures = []
     if view.engine_tokens_per_s:
         figures.append(f"engine {view.engine_tokens_per_s:,.0f} tok/s")
-    figures.append(f"trainer {view.trainer_tokens_per_s:,.0f} tok/s")
+    figures.append(f"trained {view.trainer_tokens_per_s:,.0f} tok/s")
     if view.engine_tokens_per_s:
         figures.append(f"lag {view.lag:.1f}")
     figures.append(f"failures {view.failures}")

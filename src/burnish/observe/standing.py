@@ -7,12 +7,14 @@ run directory --events, metrics----------'
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from burnish.core.records import Record
 from burnish.store.metrics import Series
 from burnish.store.reader import RunReader
+from burnish.store.run_directory import is_in_use
 from burnish.telemetry import catalogue
 from burnish.telemetry.events import Event, EventKind
 from burnish.telemetry.metrics import Metric
@@ -56,7 +58,9 @@ class Standing(Record, frozen=True, kw_only=True):
     """A whole run."""
 
     state: str
-    """training, paused, or of records: finished, stopped, failed, unknown."""
+    """training, paused, or of records: finished, stopped, failed, killed, or busy (not training)."""
+    note: str = ""
+    """Why it failed, or how it goes on."""
     is_live: bool
     """Whether the run itself answered."""
     step: int
@@ -132,6 +136,13 @@ def recorded_standing(reader: RunReader) -> Standing:
         UserError: a record is damaged.
     """
     series, told = reader.metrics(), _Told(reader)
+    state, note = told.state, told.reason
+    if state == "unknown" and is_in_use(reader.path):
+        state = "busy"
+    elif state == "unknown":
+        state = "killed"
+    if state in ("stopped", "killed"):
+        note = f"go on with: burnish run --resume {shlex.quote(str(reader.path))}"
     config = reader.config().get("run", {})
     shares = _of_last_step(series, catalogue.DOMAIN_SHARE)
     bounds = _of_last_step(series, catalogue.DOMAIN_MAX_GAP)
@@ -156,7 +167,8 @@ def recorded_standing(reader: RunReader) -> Standing:
             )
         )
     return Standing(
-        state=told.state,
+        state=state,
+        note=note,
         is_live=False,
         step=max((s for s, _ in _points(series, catalogue.STEP_SECONDS)), default=0),
         num_steps=config.get("steps"),
@@ -176,7 +188,7 @@ class _Told:
     """The latest word of the events on each thing."""
 
     def __init__(self, reader: RunReader) -> None:
-        self.state = "unknown"
+        self.state, self.reason = "unknown", ""
         self.opened: dict[str, int] = {}
         self.quarantined: dict[str, str] = {}
         self._shares: Event | None = None
@@ -195,9 +207,9 @@ class _Told:
                 self.quarantined[name] = str(event.data.get("reason"))
             case kind if kind in _BEGINS:
                 # Nobody answers, and no end was written yet.
-                self.state = "unknown"
+                self.state, self.reason = "unknown", ""
             case kind if kind in _ENDS:
-                self.state = _ENDS[kind]
+                self.state, self.reason = _ENDS[kind], str(event.data.get("reason", ""))
 
     @property
     def rows(self) -> Mapping[str, Mapping[str, Any]]:

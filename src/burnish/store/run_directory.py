@@ -248,6 +248,21 @@ def _take_lock(directory: Path, shown: Path) -> int:
     return descriptor
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether a process works in this run directory."""
+    try:
+        descriptor = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _note_owner(lock: int) -> None:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)

@@ -139,3 +139,55 @@ def test_an_urgent_job_takes_the_place_of_another_which_goes_on_from_its_checkpo
     ended = [e.t for e in read_events(other / "events.jsonl") if e.kind is EventKind.RUN_FINISHED]
     resumed = [e.t for e in read_events(run / "events.jsonl") if e.kind is EventKind.RUN_RESUMED]
     assert ended[0] < resumed[0]
+
+
+@pytest.mark.slow
+def test_a_run_whose_daemon_was_killed_is_waited_for_by_the_next_one(recipe, tmp_path):
+    config, directory = recipe("letters"), tmp_path / "jobs"
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+
+    def serve():
+        return subprocess.Popen(
+            [*COMMAND, "jobs", "serve", "--units", "1", "--directory", str(directory)],
+            env=os.environ | {"PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def jobs(**fields):
+        try:
+            answer = ask(jobs_socket(directory), JobRequest(**fields))
+        except (UserError, FileNotFoundError):
+            return {}
+        assert answer.ok, answer.error
+        return {row["spec"]["job_id"]: row for row in answer.result["jobs"]}
+
+    daemon = serve()
+    try:
+        until(jobs_socket(directory).exists, daemon)
+        for name, steps in (("first", 20), ("second", 2)):
+            jobs(verb=JobVerb.SUBMIT, job_id=name, config=str(config),
+                 overrides=(f"run.steps={steps}", "evaluate.tasks_per_domain=0"))  # fmt: skip
+        until(lambda: list(directory.glob("first/t-*/control.sock")), daemon)
+        daemon.kill()
+        daemon.communicate()
+        daemon = serve()
+        found = until(lambda: jobs(verb=JobVerb.LIST), daemon)
+        assert {name: row["state"] for name, row in found.items()} == {
+            "first": "running",
+            "second": "queued",
+        }
+        until(lambda: all(r["state"] == "done" for r in jobs(verb=JobVerb.LIST).values()), daemon)
+    finally:
+        daemon.terminate()
+        _, err = daemon.communicate(timeout=60)
+    assert daemon.returncode == 0, err[-2000:]
+    (run,) = directory.glob("first/t-*")
+    (other,) = directory.glob("second/t-*")
+    kinds = [e.kind for e in read_events(run / "events.jsonl")]
+    assert EventKind.RUN_RESUMED not in kinds
+    assert EventKind.RUN_FINISHED in kinds
+    ended = [e.t for e in read_events(run / "events.jsonl") if e.kind is EventKind.RUN_FINISHED]
+    began = [e.t for e in read_events(other / "events.jsonl") if e.kind is EventKind.RUN_STARTED]
+    assert ended[0] <= began[0]

@@ -114,10 +114,39 @@ def test_records_give_the_rows_that_the_live_run_gave(run):
 
 
 def test_a_dead_run_is_not_called_training(run):
-    assert recorded_standing(RunReader(run)).state == "unknown"
+    killed = recorded_standing(RunReader(run))
+    assert headlines(killed) == [
+        "killed, step 2 of 5",
+        f"go on with: burnish run --resume {run}",
+    ]
     with RunDirectory.open(run, ManualClock()) as directory:
+        assert headlines(recorded_standing(RunReader(run)))[0].startswith("busy, step 2")
         directory.events.emit(EventKind.RUN_INTERRUPTED, 2)
-    assert recorded_standing(RunReader(run)).state == "stopped"
+    stopped = headlines(recorded_standing(RunReader(run)))
+    assert stopped[0] == "stopped, step 2 of 5", "no rates of what does not run"
+    assert "--resume" in stopped[1]
+    with RunDirectory.open(run, ManualClock()) as directory:
+        directory.events.emit(EventKind.RUN_FAILED, 2, reason="the loss is nan")
+    assert headlines(recorded_standing(RunReader(run)))[1:] == ["the loss is nan"]
+
+
+def test_a_paused_run_has_no_speed_and_a_trainers_speed_says_when():
+    figures = {"engine_tokens_per_s": 900.0, "trainer_tokens_per_s": 50.0}
+    assert "tok/s" not in headlines(live_standing(status(paused=True, figures=figures)))[0]
+    line = headlines(live_standing(status(figures=figures)))[0]
+    assert "trainer 50 tok/s while it computes" in line
+
+
+def test_off_a_terminal_lines_fit_the_columns_asked_for_and_end_without_blanks(
+    run, capsys, monkeypatch
+):
+    for columns, width in (("60", 60), ("", 200), ("-1", 200)):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit):
+            main(("top", str(run)))
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        assert lines == [line.rstrip() for line in lines]
 
 
 def test_the_verb_prints_a_table_or_one_object(run, capsys):

@@ -120,7 +120,8 @@ class Curriculum:
         d = self._domains[domain]
         parts = []
         if d.num_tiers > 1:
-            rates = ", ".join(f"{rate:.0%}" for rate in d.tiers.mean_DK()[0])
+            told = zip(d.tiers.mean_DK()[0], d.tiers.tried_DK()[0], strict=True)
+            rates = ", ".join(f"{rate:.0%}" if tried else "-" for rate, tried in told)
             parts.append(f"{int(d.tiers.level_D[0]) + 1} of {d.num_tiers} tiers open, pass {rates}")
         if self._config.easy_share > 0.0:
             parts.append(f"{len(d.pool)} items mastered, {d.num_rehearsals} rehearsals")

@@ -21,6 +21,8 @@ TARGET_RATE = 0.5
 # Discount per visit, and the most rollouts that a posterior may stand for: a policy that learns
 # makes old evidence wrong.
 _DISCOUNT = 0.97
+# What a uniform prior counts for; a tier that was tried has more, however long ago.
+_PRIOR_ROLLOUTS = 2.0
 _MOST_ROLLOUTS = 400.0
 MASTERED_RATE = 0.7
 HOPELESS_RATE = 0.2
@@ -47,6 +49,11 @@ class Tiers:
         """Posterior pass rates."""
         mean: Floats = self._alpha_DK / (self._alpha_DK + self._beta_DK)
         return mean
+
+    def tried_DK(self) -> Bools:
+        """Whether anything was observed; else the rate is that of the prior."""
+        tried: Bools = self._alpha_DK + self._beta_DK > _PRIOR_ROLLOUTS
+        return tried
 
     def observe(self, completed_DK: Floats, passed_DK: Floats) -> None:
         """Learn from scored rollouts, then move the ladders."""
