@@ -58,7 +58,7 @@ class Standing(Record, frozen=True, kw_only=True):
     """A whole run."""
 
     state: str
-    """training, paused, or of records: finished, stopped, failed, killed, or busy (not training)."""
+    """training, paused, or of records: finished, stopped, failed, killed, busy (not training)."""
     note: str = ""
     """Why it failed, or how it goes on."""
     is_live: bool

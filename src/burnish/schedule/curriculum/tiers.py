@@ -21,9 +21,9 @@ TARGET_RATE = 0.5
 # Discount per visit, and the most rollouts that a posterior may stand for: a policy that learns
 # makes old evidence wrong.
 _DISCOUNT = 0.97
+_MOST_ROLLOUTS = 400.0
 # What a uniform prior counts for; a tier that was tried has more, however long ago.
 _PRIOR_ROLLOUTS = 2.0
-_MOST_ROLLOUTS = 400.0
 MASTERED_RATE = 0.7
 HOPELESS_RATE = 0.2
 # 90 % of a normal lies below this many standard deviations.
