@@ -159,7 +159,8 @@ def _limits(bounds: Bounds) -> "Limits":
     except ValueError as error:
         name, _, rest = str(error).removeprefix("limits.").partition(" ")
         flag = _FLAGS[name]
-        raise UserError(f"{flag}: {name} {rest}.", fix=f"raise {flag}") from error
+        verb = "lower" if "at most" in rest else "raise"
+        raise UserError(f"{flag}: {name} {rest}.", fix=f"{verb} {flag}") from error
     return limits
 
 
