@@ -64,6 +64,29 @@ def test_files_that_a_box_closed_are_in_its_states(pool: SandboxPool, tmp_path: 
     two_boxes(pool, Policy(), use)
 
 
+def test_folders_of_a_box_are_as_they_were_after_an_import(
+    pool: SandboxPool, tmp_path: Path
+) -> None:
+    for name in ("implied", "named"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for path in ("work", "tmp") if name == "named" else ("work/d/f", "tmp/f", "work/new/f"):
+                info = tarfile.TarInfo(path)
+                info.mode = 0o700
+                info.type = tarfile.DIRTYPE if name == "named" else tarfile.REGTYPE
+                tar.addfile(info)
+
+    async def use(box: StatefulSandbox, other: StatefulSandbox) -> None:
+        look = "stat -c '%n %u %g %a' /work /work/d /tmp"
+        before = await sh(box, f"mkdir -m 751 d; {look}")
+        assert "/tmp 0 0 1777" in before
+        for name in ("implied", "named"):
+            await box.import_tar(tmp_path / f"{name}.tar")
+            assert await sh(box, look) == before, name
+        assert await sh(box, "stat -c '%n %a' new; touch mine /tmp/mine") == "new 755\n"
+
+    two_boxes(pool, Policy(), use)
+
+
 def test_owners_of_the_box_are_in_its_states(pool: SandboxPool, tmp_path: Path) -> None:
     async def use(box: StatefulSandbox, other: StatefulSandbox) -> None:
         await sh(box, "echo r > root; echo u > user; chown 1234:4321 user; chmod 0 user root")

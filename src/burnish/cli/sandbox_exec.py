@@ -34,6 +34,8 @@ _RAISED_BY = {
     "output": "--output",
 }
 _HINT_S = 2.0
+# What the daemon takes as one request (`max_request_bytes`): endless input would fill our memory.
+_MAX_STDIN_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,8 @@ def _limits(bounds: Bounds) -> "Limits":
     except ValueError as error:
         name, _, rest = str(error).removeprefix("limits.").partition(" ")
         flag = _FLAGS[name]
-        raise UserError(f"{flag}: {name} {rest}.", fix=f"raise {flag}") from error
+        verb = "lower" if "at most" in rest else "raise"
+        raise UserError(f"{flag}: {name} {rest}.", fix=f"{verb} {flag}") from error
     return limits
 
 
@@ -174,7 +177,11 @@ def _variables(given: list[str]) -> dict[str, str]:
 
 
 def _read_stdin(stream: TextIO) -> bytes:
-    """All of it. A terminal gives nothing: there is nobody to talk to in the box yet."""
+    """All of it. A terminal gives nothing: there is nobody to talk to in the box yet.
+
+    Raises:
+        UserError: it is more than a command may be given.
+    """
     try:
         descriptor = stream.fileno()
     except OSError:
@@ -184,7 +191,14 @@ def _read_stdin(stream: TextIO) -> bytes:
     if not select.select((descriptor,), (), (), _HINT_S)[0]:
         sys.stderr.write("burnish: reading standard input to its end; < /dev/null gives none\n")
     with open(descriptor, "rb", closefd=False) as file:
-        return file.read()
+        data = file.read(_MAX_STDIN_BYTES + 1)
+    if len(data) > _MAX_STDIN_BYTES:
+        most = f"{_MAX_STDIN_BYTES >> 20} MiB"
+        raise UserError(
+            f"standard input is more than the {most} that a command can be given.",
+            fix=f"head -c {_MAX_STDIN_BYTES} bounds it; burnish sandbox import takes large files",
+        )
+    return data
 
 
 def _show(result: "ExecResult") -> None:

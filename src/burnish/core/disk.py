@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,30 @@ def full_disk_is_one_line(path: Path) -> Iterator[None]:
         raise
 
 
+def replaceable(path: Path) -> Path:
+    """Where a file that replaces `path` belongs: behind links, which stay.
+
+    Raises:
+        UserError: a device or a pipe is there, which a rename would take away.
+        OSError: it cannot be looked at.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return path
+    if stat.S_ISDIR(found.st_mode):
+        # A rename refuses it by itself.
+        return path
+    target = path.resolve()
+    # What was opened and then deleted is behind `/dev/stdout`, but at no path.
+    if not stat.S_ISREG(found.st_mode) or not _is_same(target, found):
+        raise UserError(
+            f"{path} is no regular file: it would be replaced, not written to.",
+            fix="give a file (and then cat it to where it should go)",
+        )
+    return target
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` with `data`: after a crash the file is the old or the new one, never a mix.
 
@@ -53,7 +78,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     Raises:
         DiskFullError: the old file, if any, is untouched.
+        UserError: what is there is no regular file.
     """
+    replaceable(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with full_disk_is_one_line(path):
         try:
@@ -66,6 +93,13 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
+
+
+def _is_same(path: Path, found: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.lstat(path), found)
+    except FileNotFoundError:
+        return False
 
 
 def is_leftover(path: Path) -> bool:

@@ -28,6 +28,27 @@ _FLOORS = {
 }
 """Below these even the launcher could not run, which would look like a broken box."""
 
+_CEILINGS = {
+    "wall_s": 10**9,
+    "cpu_s": 10**12,
+    "memory_bytes": 2**50,
+    # PID_MAX_LIMIT, less one for process 1 of the box.
+    "num_pids": 2**22 - 1,
+    # One file for each 4 KiB are then as many as `num_inodes` may be.
+    "disk_bytes": 2**43,
+    "stdout_bytes": 2**40,
+    "num_files": 2**30,
+    "swap_bytes": 2**50,
+    # The helpers have 32 bits for it.
+    "num_inodes": 2**31,
+    "shm_bytes": 2**43,
+    # NR_CPUS is 8192 at most.
+    "cpus": 8192,
+    "read_bytes_per_s": 2**50,
+    "write_bytes_per_s": 2**50,
+}
+"""Above these the kernel, or a message to a helper, has no number for them."""
+
 _LOCKED_KIB = 64
 # What the kernel counts for the user who made a box's user namespace, too: us, on the host.
 QUEUED_SIGNALS = 256
@@ -40,15 +61,17 @@ _ADDRESS_SPACE_SLACK_BYTES = 4 * 2**30
 
 @lru_cache(maxsize=256)
 def check_limits(limits: Limits) -> None:
-    """Refuse limits under which nothing can run.
+    """Refuse limits under which nothing can run, and those that no kernel takes.
 
     Raises:
-        ValueError: names the field, the value and the least value.
+        ValueError: names the field, the value and the least or greatest value.
     """
     for name, floor in _FLOORS.items():
         value = getattr(limits, name)
         if value is not None and not (math.isfinite(value) and value >= floor):
             raise ValueError(f"limits.{name} is {value}: it must be at least {floor}")
+        if value is not None and value > _CEILINGS[name]:
+            raise ValueError(f"limits.{name} is {value}: it may be at most {_CEILINGS[name]}")
 
 
 @lru_cache(maxsize=256)

@@ -203,12 +203,24 @@ def test_files_travel_as_a_tar(call: Call, stateful: str, tmp_path: Path) -> Non
     assert "Fix: " in err
 
 
+def test_endless_input_is_one_line_and_not_read_to_its_end(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("burnish.cli.sandbox_exec._MAX_STDIN_BYTES", 2**20)
+    status, out, err = call("exec", "absent", "--", "head", "-1", stdin=b"y" * (2**20 + 1))
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert "more than the 1 MiB" in err
+    assert "Fix: head -c 1048576" in err
+
+
 WRONG = [
     ("exec", "BOX"),
     ("exec", "BOX", "--memory", "much", "--", "true"),
     ("exec", "BOX", "--memory", "1K", "--", "true"),
     ("exec", "BOX", "--timeout", "0", "--", "true"),
     ("exec", "BOX", "--timeout", "nan", "--", "true"),
+    ("exec", "BOX", "--pids", "4194304", "--", "true"),
+    ("exec", "BOX", "--disk", "64T", "--", "true"),
     ("exec", "BOX", "--env", "novalue", "--", "true"),
     ("exec", "BOX", "--cwd", "relative", "--", "true"),
     ("exec", "absent", "--", "true"),

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from burnish.core.boxes import Limits
+from burnish.core.boxes import ExecStatus, Limits
 from burnish.core.checks import Importance
 from burnish.core.errors import UserError
 from burnish.sandbox import probe as probing
@@ -19,6 +20,7 @@ from burnish.sandbox.host_view import HostPath, hidden_paths, namespace_fix
 from burnish.sandbox.interpreter import find_python, python_argv
 from burnish.sandbox.keeper.namespace import Identity, box_identity
 from burnish.sandbox.limits import check_limits, ulimits
+from burnish.sandbox.native.run import beyond_memory
 from burnish.sandbox.probe import probe
 from burnish.sandbox.proctree import Process, open_process, parse_stat, read_process, tree_usage
 
@@ -156,6 +158,38 @@ def test_there_is_always_a_fix_to_name() -> None:
 def test_impossible_limits_are_refused(limits: Limits) -> None:
     with pytest.raises(ValueError, match=r"limits\.\w+ is .*: it must be at least"):
         check_limits(limits)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        Limits(wall_s=1e30),
+        Limits(memory_bytes=2**64),
+        Limits(num_pids=2**22),
+        Limits(disk_bytes=64 * 2**40),
+        Limits(num_inodes=2**64),
+        Limits(cpus=1e9),
+        Limits(read_bytes_per_s=2**64),
+    ],
+)
+def test_limits_that_no_kernel_takes_are_refused(limits: Limits) -> None:
+    with pytest.raises(ValueError, match=r"limits\.\w+ is .*: it may be at most"):
+        check_limits(limits)
+
+
+def test_every_limit_has_both_bounds() -> None:
+    for name in Limits.__struct_fields__:
+        for value in (-1, 2**70):
+            with pytest.raises(ValueError, match=rf"limits\.{name} is "):
+                check_limits(msgspec.structs.replace(Limits(), **{name: value}))
+
+
+def test_only_what_a_box_holds_already_is_out_of_memory() -> None:
+    assert beyond_memory(OSError(errno.EBUSY, "busy")).status is ExecStatus.OOM
+    with pytest.raises(UserError, match=r"refuses these limits: Invalid argument.* Fix: "):
+        beyond_memory(OSError(errno.EINVAL, "Invalid argument"))
+    with pytest.raises(FileNotFoundError):
+        beyond_memory(FileNotFoundError(errno.ENOENT, "gone"))
 
 
 @pytest.mark.parametrize("shell", [s for s in ("dash", "bash", "busybox") if shutil.which(s)])

@@ -233,6 +233,13 @@ def test_the_archive_of_a_box_holds_no_special_files_and_no_forged_marks(
         assert tar.getnames() == ["f"], "the old archive is untouched"
 
 
+def test_an_archive_never_takes_the_place_of_a_pipe(make: Make, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="no regular file"):
+        export_layers([make()[0]], tmp_path / "pipe", BASE)
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_pipes_and_sockets_survive_a_squash(make: Make) -> None:
     descriptor, path = make()
     os.mkfifo(path / "pipe", 0o640)

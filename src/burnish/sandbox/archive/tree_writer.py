@@ -13,6 +13,8 @@ from burnish.sandbox.archive.removal import remove_tree
 
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PARENT_MODE = 0o755
+# What a box has from the start: taken from its user or closed to programs, it is of no use.
+_OF_THE_BOX = frozenset({b"work", b"tmp"})
 OPAQUE = "user.overlay.opaque"
 WHITEOUT = "user.overlay.whiteout"
 
@@ -28,6 +30,9 @@ class Rules(NamedTuple):
     readable: bool
     """Whether the owner may read all files and enter all directories, whatever the modes say:
     without root they could be neither used nor removed."""
+    below_fd: int | None = None
+    """Root of the files on top of which the tree comes to lie: a directory there keeps its owner
+    and mode where no entry names it, and `/work` and `/tmp` in any case."""
 
 
 class _Late(NamedTuple):
@@ -186,9 +191,29 @@ class TreeWriter:
             finally:
                 os.close(current)
             current = child
-            self._own(current, 0, 0)
-            self._late[b"/".join(parts[: index + 1])] = _Late(_PARENT_MODE, None)
+            path = b"/".join(parts[: index + 1])
+            if not self._keep(current, path, None):
+                self._own(current, 0, 0)
+                self._late[path] = _Late(_PARENT_MODE, None)
         return current
+
+    def _keep(self, folder: int, path: bytes, mtime_ns: int | None) -> bool:
+        """Let a directory be as the one below it; False if there is none."""
+        if self._rules.below_fd is None:
+            return False
+        try:
+            below = open_beneath(self._rules.below_fd, path, FOLDER | os.O_PATH)
+        except OSError:
+            # Absent, no directory, or of a mount, which hides what we write.
+            return False
+        try:
+            status = os.fstat(below)
+        finally:
+            os.close(below)
+        if self._rules.uid_base is not None:
+            os.fchown(folder, status.st_uid, status.st_gid)
+        self._late[path] = _Late(self._mode(stat.S_IMODE(status.st_mode), 0o700), mtime_ns)
+        return True
 
     def _make_way(self, parent: int, name: bytes, entry: Entry) -> None:
         try:
@@ -228,9 +253,11 @@ class TreeWriter:
             os.mkdir(name, 0o700, dir_fd=parent)
         folder = os.open(name, FOLDER, dir_fd=parent)
         try:
-            self._own(folder, entry.uid, entry.gid)
             for key, value in entry.xattrs.items():
                 os.setxattr(folder, key, value)
+            if entry.path in _OF_THE_BOX and self._keep(folder, entry.path, entry.mtime_ns):
+                return
+            self._own(folder, entry.uid, entry.gid)
         finally:
             os.close(folder)
         self._late[entry.path] = _Late(self._mode(entry.mode, 0o700), entry.mtime_ns)

@@ -27,7 +27,7 @@ from burnish.sandbox.native.gauge import Gauge
 from burnish.sandbox.native.init import Init, listening
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Op
-from burnish.sandbox.native.run import Request, Run, infra_error, refused
+from burnish.sandbox.native.run import Request, Run, beyond_memory, infra_error, refused
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.station import Station, kind_of
 from burnish.sandbox.network.base import Attachment
@@ -260,8 +260,8 @@ class LiveBox:
                 await self._station.disks.pace(init.number, limits, self._group)
             try:
                 self._group.set_limits(limits)
-            except OSError:
-                return refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+            except OSError as error:
+                return beyond_memory(error)
         self._limits = limits
         return None
 

@@ -36,14 +36,14 @@ class LayerFiles:
         with self._worker() as worker:
             return worker.export_layers(layer_fds, destination)
 
-    def import_tar(self, source: Path, into_fd: int) -> None:
+    def import_tar(self, source: Path, into_fd: int, below: Path | None = None) -> None:
         """See `import_tar`."""
         if os.geteuid() == 0:
             with _files_of(self._uid_base, self._gid_base):
-                import_tar(source, into_fd, self._uid_base)
+                import_tar(source, into_fd, self._uid_base, below=below)
             return
         with self._worker() as worker:
-            worker.import_tar(source, into_fd)
+            worker.import_tar(source, into_fd, below)
 
     def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
         """See `squash`."""

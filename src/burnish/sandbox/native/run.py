@@ -15,7 +15,7 @@ import time
 from typing import NamedTuple
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
-from burnish.core.errors import ClassifiedFailure
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.commands import WORK
 from burnish.sandbox.memory_files import sealed
 from burnish.sandbox.native import wire
@@ -323,6 +323,23 @@ def _what_failed(job: wire.Job, number: int) -> bytes:
 def infra_error(message: str) -> ExecResult:
     """The box failed; says nothing about the program."""
     return refused(ExecStatus.INFRA_ERROR, message)
+
+
+def beyond_memory(error: OSError) -> ExecResult:
+    """The result where a control group does not take limits because the box holds more already.
+
+    Raises:
+        UserError: it takes these limits from nobody.
+        OSError: what else was wrong with the group.
+    """
+    if error.errno in (errno.EBUSY, errno.ENOMEM):
+        return refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+    if error.errno in (errno.EINVAL, errno.ERANGE):
+        raise UserError(
+            f"the kernel of this host refuses these limits: {error.strerror}.",
+            fix="lower limits.num_pids, cpus or the rates of disks",
+        ) from error
+    raise error
 
 
 def refused(status: ExecStatus, message: str) -> ExecResult:

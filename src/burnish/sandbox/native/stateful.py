@@ -261,7 +261,9 @@ class NativeBox(LiveBox):
         try:
             into = await station.new_layer(layer, room.disk_bytes, room.num_inodes)
             try:
-                await asyncio.to_thread(station.files.import_tar, source, into)
+                # Whose root it is, is sure: it is not used if the init has ended by the freeze.
+                below = Path("/proc", str(init.pid), "root")
+                await asyncio.to_thread(station.files.import_tar, source, into, below)
                 await station.complete(into)
             except ValueError as error:
                 raise ValueError(f"{source}: {error}") from error

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Snapshot, StatefulSandbox, Usage
+from burnish.core.disk import replaceable
 from burnish.core.errors import ClassifiedFailure
 from burnish.core.records import Record
 from burnish.sandbox.commands import check_argv
@@ -186,11 +187,13 @@ class RemoteStatefulBox(RemoteBox):
 
         Raises:
             OSError: it cannot be written.
+            UserError: what is there is no regular file.
         """
         return await self.export_to(destination, None if snapshot is None else snapshot.id)
 
     async def export_to(self, destination: Path, snapshot_id: str | None = None) -> str:
         """The same, by id."""
+        destination = await asyncio.to_thread(replaceable, destination)
         request = m.Export(snapshot=snapshot_id)
         made = await self._job("export", request, m.Exported)
         temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.tmp")

@@ -111,21 +111,26 @@ def read_tokens(path: Path) -> dict[str, str]:
         UserError: absent, readable by others, or not such a file.
     """
     try:
+        mode = path.stat().st_mode
+        # A pipe would be waited for without end.
+        if not stat.S_ISREG(mode):
+            raise UserError(f"the token file {path} is no regular file.", fix=_TOKEN_FIX)
         with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(_MAX_TOKEN_BYTES).strip()
+            data = file.read(_MAX_TOKEN_BYTES)
     except OSError as error:
         what = f"the token file {path} cannot be read: {error.strerror}."
         raise UserError(what, fix=_TOKEN_FIX) from error
-    if stat.S_ISREG(mode) and mode & 0o077:
+    if mode & 0o077:
         raise UserError(f"others can read the token file {path}.", fix=f"chmod 600 {path}")
-    if not data.isascii():
-        raise _no_tokens(path)
-    lines = [line.split() for line in data.decode().splitlines() if line.strip()]
-    if len(lines) == 1 and len(lines[0]) == 1:
-        lines = [["", *lines[0]]]
-    if not lines or any(len(words) != 2 or len(words[1]) < _MIN_TOKEN_CHARS for words in lines):
-        raise _no_tokens(path)
+    numbered = [(n, line.split()) for n, line in enumerate(data.splitlines(), 1) if line.strip()]
+    if not numbered:
+        raise _no_token(str(path))
+    if len(numbered) == 1 and len(numbered[0][1]) == 1:
+        numbered = [(numbered[0][0], [b"", *numbered[0][1]])]
+    for number, words in numbered:
+        if len(words) != 2 or len(words[1]) < _MIN_TOKEN_CHARS or not b"".join(words).isascii():
+            raise _no_token(f"line {number} of {path}")
+    lines = [(name.decode(), token.decode()) for _, (name, token) in numbered]
     tokens = {token: name for name, token in lines}
     if len(tokens) != len(lines) or len(set(tokens.values())) != len(lines):
         raise UserError(
@@ -134,8 +139,8 @@ def read_tokens(path: Path) -> dict[str, str]:
     return tokens
 
 
-def _no_tokens(path: Path) -> UserError:
-    what = f"{path} holds no token: one word of {_MIN_TOKEN_CHARS} or more ASCII characters, "
+def _no_token(where: str) -> UserError:
+    what = f"{where} holds no token: one word of {_MIN_TOKEN_CHARS} or more ASCII characters, "
     return UserError(what + "or lines of NAME and such a word.", fix=_TOKEN_FIX)
 
 

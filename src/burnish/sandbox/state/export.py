@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from burnish.core.disk import full_disk_is_one_line, sync_directory
+from burnish.core.disk import full_disk_is_one_line, replaceable, sync_directory
 from burnish.sandbox.archive.digest import TreeDigest, kept_mode, relative_id, tree_digest
 from burnish.sandbox.archive.entry import ArchiveLimits, Entry, EntryKind, show
 from burnish.sandbox.archive.tar_writer import TarWriter
@@ -53,7 +53,9 @@ def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) ->
         ValueError: a path is too long, or a name starts with `.wh.`, which in this form would
             delete files elsewhere.
         DiskFullError: an old file at `destination` is untouched.
+        UserError: what is there is no regular file.
     """
+    destination = replaceable(destination)
     temporary = destination.with_name(f".{destination.name[:200]}.{secrets.token_hex(8)}.tmp")
     with full_disk_is_one_line(destination):
         try:

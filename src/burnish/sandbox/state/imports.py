@@ -13,7 +13,11 @@ DEFAULT_LIMITS = ArchiveLimits()
 
 
 def import_tar(
-    source: Path, into_fd: int, uid_base: int, limits: ArchiveLimits = DEFAULT_LIMITS
+    source: Path,
+    into_fd: int,
+    uid_base: int,
+    limits: ArchiveLimits = DEFAULT_LIMITS,
+    below: Path | None = None,
 ) -> None:
     """Unpack an archive as the upper directory of an overlay with `userxattr`.
 
@@ -27,6 +31,8 @@ def import_tar(
         into_fd: an empty directory.
         uid_base: owner on this host of what belongs to 0 in the box.
         limits: what it may hold at most.
+        below: root of what the layer comes to lie on, whose directories keep owner and mode where
+            the archive does not name them; `/work` and `/tmp` in any case.
 
     Raises:
         ValueError: it leads out or through a link, holds a device or pipe, forges a whiteout, is
@@ -34,13 +40,25 @@ def import_tar(
         OSError: as the file system says; ENOSPC if the layer is full.
     """
     uids = uid_base if os.geteuid() == 0 else None
-    writer = TreeWriter(into_fd, Rules(uid_base=uids, follow=False, readable=False))
+    below_fd = None if below is None else _open_root(below)
+    rules = Rules(uid_base=uids, follow=False, readable=False, below_fd=below_fd)
+    writer = TreeWriter(into_fd, rules)
     try:
         with open_archive(source) as stream:
             _unpack(TarReader(stream, limits), writer)
         writer.finish()
     finally:
         writer.close()
+        if below_fd is not None:
+            os.close(below_fd)
+
+
+def _open_root(path: Path) -> int | None:
+    """The root of a box; None where the kernel keeps an ordinary user from looking into it."""
+    try:
+        return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return None
 
 
 def _unpack(reader: TarReader, writer: TreeWriter) -> None:

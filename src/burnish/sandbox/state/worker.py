@@ -42,6 +42,7 @@ class _Request(Record, frozen=True, kw_only=True):
     layer_fds: tuple[int, ...] = ()
     into_fd: int = -1
     path: bytes = b""
+    below: bytes = b""
 
 
 class _Reply(Record, frozen=True, kw_only=True):
@@ -74,16 +75,21 @@ class NamespaceWorker:
         """See `export.digest`."""
         return self._call(_Verb.DIGEST, layer_fds).digest
 
-    def import_tar(self, source: Path, into_fd: int) -> None:
+    def import_tar(self, source: Path, into_fd: int, below: Path | None = None) -> None:
         """See `imports.import_tar`."""
-        self._call(_Verb.IMPORT, (), into_fd, source)
+        self._call(_Verb.IMPORT, (), into_fd, source, below)
 
     def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
         """See `squash.squash`."""
         self._call(_Verb.SQUASH, layer_fds, into_fd)
 
     def _call(
-        self, verb: _Verb, layer_fds: Sequence[int], into_fd: int = -1, path: Path | None = None
+        self,
+        verb: _Verb,
+        layer_fds: Sequence[int],
+        into_fd: int = -1,
+        path: Path | None = None,
+        below: Path | None = None,
     ) -> _Reply:
         request = _Request(
             verb=verb,
@@ -91,6 +97,7 @@ class NamespaceWorker:
             layer_fds=tuple(layer_fds),
             into_fd=into_fd,
             path=b"" if path is None else bytes(path.absolute()),
+            below=b"" if below is None else bytes(below),
         )
         passed = [self._namespace_fd, *layer_fds, *([into_fd] if into_fd >= 0 else [])]
         done = subprocess.run(
@@ -139,7 +146,8 @@ def _work(request: _Request) -> str:
     if request.verb is _Verb.SQUASH:
         squash(request.layer_fds, request.into_fd)
     else:
-        import_tar(path, request.into_fd, 0)
+        below = Path(os.fsdecode(request.below)) if request.below else None
+        import_tar(path, request.into_fd, 0, below=below)
     return ""
 
 

@@ -219,6 +219,16 @@ def test_tars_go_out_and_in_and_are_whole(served: Served, connect: Connect, tmp_
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "garbage", "out.tar"]
 
 
+def test_a_pipe_is_not_replaced_by_a_tar_and_nothing_is_read(
+    served: Served, connect: Connect, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    # A box that there is not: it would be the error if it were asked.
+    with pytest.raises(UserError, match=r"pipe is no regular file.* Fix: give a file"):
+        asyncio.run(connect(served.url).attach("0").export_to(tmp_path / "pipe"))
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_snapshot_of_nowhere_is_a_users_mistake(served: Served, connect: Connect) -> None:
     from burnish.core.boxes import Snapshot
 

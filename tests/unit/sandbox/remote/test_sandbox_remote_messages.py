@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -162,6 +163,17 @@ def test_a_file_that_holds_no_token_is_a_users_mistake(content: str, tmp_path: P
     file.touch(0o600)
     file.write_text(content)
     with pytest.raises(UserError, match="token"):
+        read_tokens(file)
+
+
+def test_a_token_file_is_a_regular_one_and_its_bad_line_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UserError, match="pipe is no regular file"):
+        read_tokens(tmp_path / "pipe")
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text("\nann a-token-of-anns-own\nbob short\n")
+    with pytest.raises(UserError, match=r"line 3 of .*token holds no token"):
         read_tokens(file)
 
 
