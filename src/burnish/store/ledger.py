@@ -161,7 +161,9 @@ class Ledger:
         """Undo everything that belongs to later steps than `step`, in one transaction.
 
         Groups dispatched later vanish. Drops and training done later are undone: such a group is
-        complete again if its rollouts are in `stored`, else in flight; likewise all open groups.
+        complete again if it was at the end of `step` and its rollouts are in `stored`, else in
+        flight; likewise all open groups. What was completed later is in flight, as the checkpoint
+        has it, though its rollouts are on the disk: who goes on completes it with them.
 
         Args:
             step: step of the checkpoint that the run goes on from.
@@ -293,13 +295,11 @@ def _group_row(row: Any) -> GroupRow:
 
 
 def _reopened(row: GroupRow, step: int, dropped: int, stored: Collection[str]) -> GroupRow:
-    is_stored = row.group_id in stored
-    completed = (
-        (row.completed_step if row.completed_step is not None else step) if is_stored else None
-    )
+    was_complete = row.completed_step is not None and row.completed_step <= step
+    is_complete = was_complete and row.group_id in stored
     return row._replace(
-        state=GroupState.COMPLETE if is_stored else GroupState.IN_FLIGHT,
-        completed_step=completed,
+        state=GroupState.COMPLETE if is_complete else GroupState.IN_FLIGHT,
+        completed_step=row.completed_step if is_complete else None,
         resolved_step=None,
         trained_rollouts=0,
         dropped_rollouts=dropped,

@@ -156,7 +156,7 @@ def test_rollback_undoes_later_steps_by_what_is_stored(tmp_path: Path) -> None:
         "kept": ("trained", 0, 1),
         "trained": ("complete", 8, 1),
         "unstored": ("in_flight", 8, None),
-        "dropped": ("complete", 8, 1),
+        "dropped": ("in_flight", 8, None),
         "part": ("complete", 7, 1),
     }
     assert totals(ledger) == (
@@ -165,6 +165,16 @@ def test_rollback_undoes_later_steps_by_what_is_stored(tmp_path: Path) -> None:
         at_checkpoint.in_flight,
         at_checkpoint.dropped,
     )
+    ledger.verify()
+
+
+def test_what_was_completed_after_a_checkpoint_can_be_completed_again(tmp_path: Path) -> None:
+    """The checkpoint has it in flight; its rollouts are on the disk, and are used."""
+    ledger = ledger_with(tmp_path, "add")
+    ledger.complete("add/0", 2)
+    ledger.rollback_to(1, stored={"add/0"})
+    ledger.complete("add/0", 2)
+    ledger.train(["add/0"], 2)
     ledger.verify()
 
 
@@ -354,10 +364,11 @@ class LedgerMachine(RuleBasedStateMachine):
                 continue
             group["drops"] = [drop for drop in group["drops"] if drop[0] <= self.step]
             if group["resolved"] is None or group["resolved"] > self.step:
-                completed = group["completed"] if group["completed"] is not None else self.step
+                was_complete = group["completed"] is not None and group["completed"] <= self.step
+                is_complete = was_complete and name in stored
                 group |= {
-                    "state": "complete" if name in stored else "in_flight",
-                    "completed": completed if name in stored else None,
+                    "state": "complete" if is_complete else "in_flight",
+                    "completed": group["completed"] if is_complete else None,
                     "resolved": None,
                 }
 

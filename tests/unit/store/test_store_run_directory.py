@@ -129,7 +129,7 @@ def test_rollback_undoes_ledger_metrics_and_advantages_but_keeps_finished_groups
         for _ in range(2):
             run.rollback_to(1)
             states = [row.state.value for row in run.ledger.groups()]
-            assert states == ["trained", "complete"]
+            assert states == ["trained", "in_flight"]
             assert RunReader(run.path).metrics()["loss"][""] == [(1, 0.5)]
             assert run.rollouts.get_group("add/1") == group(1)
 
