@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,6 +24,9 @@ from burnish.core.boxes import (
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("fuzz", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("same")
+
+# What is shown to people fits their terminal; that of who runs the tests is not part of a test.
+os.environ.pop("COLUMNS", None)
 
 
 @pytest.hookimpl(optionalhook=True)
