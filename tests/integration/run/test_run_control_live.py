@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+from live_process import until
 
 from burnish.core.errors import UserError
 from burnish.run.control.client import ask
@@ -18,20 +18,6 @@ from burnish.telemetry.events import EventKind, read_events
 
 HERE = Path(__file__).parent
 COMMAND = (sys.executable, "-m", "burnish.cli.main")
-
-
-NEVER = threading.Event()
-
-
-def until(look, process):
-    """The first truthy answer of `look`, while the process lives."""
-    for _ in range(1200):
-        found = look()
-        if found:
-            return found
-        assert process.poll() is None, process.communicate()[1][-2000:]
-        NEVER.wait(0.1)
-    raise AssertionError("it never happened")
 
 
 def answering(runs: Path, request: Request):

@@ -4,10 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
+from live_process import until
 
 from burnish.core.errors import UserError
 from burnish.run.control.client import ask
@@ -16,17 +16,6 @@ from burnish.run.jobs.messages import JobRequest, JobVerb, jobs_socket
 from burnish.telemetry.events import EventKind, read_events
 
 HERE = Path(__file__).parent
-NEVER = threading.Event()
-
-
-def until(look, process):
-    for _ in range(2400):
-        found = look()
-        if found:
-            return found
-        assert process.poll() is None, process.communicate()[1][-2000:]
-        NEVER.wait(0.1)
-    raise AssertionError("it never happened")
 
 
 @pytest.mark.slow
