@@ -71,6 +71,34 @@ def replaceable(path: Path) -> Path:
     return target
 
 
+def require_writable(path: Path, flag: str) -> None:
+    """Refuse a file that could not be written, before the work for it is done.
+
+    Raises:
+        UserError: names the flag, what is in the way, and what to give instead.
+    """
+    folder = path.parent
+    why = ""
+    try:
+        if path.is_dir():
+            why = "it is a directory"
+        elif not folder.is_dir():
+            why = f"there is no directory {folder}"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            why = f"you may not write to the directory {folder}"
+        else:
+            replaceable(path)
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        why = str(error)  # a NUL byte
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        fix = f"{flag} FILE, in a directory of yours that exists"
+        raise UserError(f"{flag} {path} cannot be written: {why}.", fix=fix)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` with `data`: after a crash the file is the old or the new one, never a mix.
 

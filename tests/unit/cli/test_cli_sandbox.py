@@ -329,6 +329,20 @@ def test_an_interrupted_command_ends_in_the_box(call: Call, box: str) -> None:
     assert call("exec", box, "true")[0] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_command_of_a_killed_client_ends_before_the_next_begins(
+    call: Call, box: str, number: signal.Signals
+) -> None:
+    code = f"from burnish.cli.main import main; main(['sandbox', 'exec', '{box}', 'sleep', '1000'])"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
+    while not json.loads(call("stats", "--json")[1])["num_running"]:
+        assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait() == -number
+    assert call("exec", box, "true")[0] == 0
+    assert json.loads(call("stats", "--json")[1])["num_running"] == 0
+
+
 def test_a_folder_of_somebody_else_is_not_used(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -114,6 +114,8 @@ def test_pictures_and_records_hold_every_policy(tmp_path):
         "value",
         "uniform",
     }
+    draw([done], tmp_path / "a.PNG")
+    assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="cannot be written"):
         draw([done], tmp_path / "missing" / "a.svg")
 
