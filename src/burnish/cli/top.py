@@ -14,7 +14,7 @@ from burnish.cli.top_layout import Fit
 from burnish.cli.top_rows import DOMAIN_HEADERS, JOB_HEADERS, domain_cells, headlines, job_rows
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
     from burnish.observe.standing import Standing
 
@@ -53,18 +53,7 @@ def top(
         # Columns are padded, which only a terminal needs.
         sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
         return
-    from rich.live import Live
-
-    try:
-        shown_now = picture(standing, jobs_beside(run), Fit(console))
-        with Live(shown_now, console=console, screen=False) as view:
-            while standing.is_live:
-                time.sleep(_REFRESH_S)
-                standing = look(run)
-                view.update(picture(standing, jobs_beside(run), Fit(console)), refresh=True)
-    except KeyboardInterrupt:
-        # The way out of a view, not an interruption of anything.
-        return
+    _follow(run, standing, console)
 
 
 def look(run: Path) -> Standing:
@@ -131,3 +120,19 @@ def picture(standing: Standing, jobs: list[dict[str, Any]], fit: Fit | None = No
     if jobs:
         parts += [Text(), table(JOB_HEADERS, job_rows(jobs))]
     return Group(*parts)
+
+
+def _follow(run: Path, standing: Standing, console: Console) -> None:
+    """Draw it in place until the run ends, or somebody has seen enough."""
+    from rich.live import Live
+
+    try:
+        shown = picture(standing, jobs_beside(run), Fit(console))
+        with Live(shown, console=console, screen=False) as view:
+            while standing.is_live:
+                time.sleep(_REFRESH_S)
+                standing = look(run)
+                view.update(picture(standing, jobs_beside(run), Fit(console)), refresh=True)
+    except KeyboardInterrupt:
+        # The way out of a view, not an interruption of anything.
+        return

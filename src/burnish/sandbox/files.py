@@ -18,6 +18,7 @@ from burnish.core.errors import FileTooLargeError
 UNSPEAKABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 32
+_CHUNK_BYTES = 2**20
 # The largest file of Linux.
 _MOST_BYTES = 2**63
 
@@ -98,15 +99,15 @@ def read_whole(descriptor: int, path: str, limit_bytes: int) -> bytes:
     Raises:
         FileTooLargeError: it has more than `limit_bytes`.
     """
-    size, data = os.fstat(descriptor).st_size, b""
-    if size <= limit_bytes:
-        with open(descriptor, "rb", closefd=False) as file:
-            file.seek(0)
-            # It may have grown meanwhile.
-            data = file.read(limit_bytes + 1)
-            size = len(data)
+    size = os.fstat(descriptor).st_size
     if size > limit_bytes:
         raise FileTooLargeError.too_large(path, size, limit_bytes)
+    data = os.pread(descriptor, size + 1, 0)
+    # It may have grown meanwhile, and one read gives at most 2 GiB.
+    while (part := os.pread(descriptor, _CHUNK_BYTES, len(data))) and len(data) <= limit_bytes:
+        data += part
+    if len(data) > limit_bytes:
+        raise FileTooLargeError.too_large(path, len(data), limit_bytes)
     return data
 
 
