@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from burnish.sandbox.audit.verify import Report
 
 _JSON = Parameter(name="--json")
+_FIX = "give the path of an audit log"
 
 
 def verify(
@@ -28,12 +29,17 @@ def verify(
         as_json: one JSON array of reports.
     """
     from burnish.cli.console import people, table, write_json
+    from burnish.core.disk import require_regular
     from burnish.sandbox.audit.heads import HEADS, Heads
     from burnish.sandbox.audit.verify import verify as verify_one
     from burnish.sandbox.audit.verify import verify_all
     from burnish.sandbox.remote.daemon import audit_folder
 
+    if path is not None:
+        require_regular(path, _FIX)
     path = path or audit_folder()
+    if heads is not None:
+        require_regular(heads, "give the file of heads, heads.jsonl")
     if path.is_dir():
         reports = verify_all(path, heads)
     elif heads is None:
@@ -59,8 +65,10 @@ def show(path: Path, /, *, as_json: Annotated[bool, _JSON] = False) -> None:
         as_json: JSON lines, as they were written.
     """
     from burnish.cli.console import people, table, write_json
+    from burnish.core.disk import require_regular
     from burnish.sandbox.audit.verify import read
 
+    require_regular(path, _FIX)
     lines = list(read(path))
     if as_json:
         for line in lines:

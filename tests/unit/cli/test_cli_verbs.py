@@ -328,3 +328,20 @@ def test_a_file_that_is_no_configuration_is_not_read_to_its_end(capsys):
             main(["jobs", "submit", "name", path])
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["control", "share", "RUN", "d", "--min-share", "nan"], "--min-share 'nan': expected"),
+        (["control", "share", "RUN", "d", "--weight", "0"], "--weight '0.0': expected"),
+        (["control", "share", "RUN", "d"], "nothing to change"),
+        (["jobs", "cancel", "a/b", "--directory", "RUN"], "the name 'a/b': expected"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_told_by_its_flag(tmp_path, capsys, words, says):
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path) if word == "RUN" else word for word in words])
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.count("\n")) == (2, 1)
+    assert says in err

@@ -95,6 +95,12 @@ def test_newcomers_are_tried_in_every_tier_before_their_value_counts():
     assert not late.any()
 
 
+@pytest.mark.parametrize("num_seeds", [-1, 0, 10**8])
+def test_a_number_of_seeds_that_makes_no_sense_is_refused_at_once(num_seeds):
+    with pytest.raises(UserError, match=f"{num_seeds} seeds"):
+        compare(scenario("clean"), ("value",), Tier.S, num_seeds)
+
+
 def test_intervals_are_students():
     found = interval([1.0, 2.0, 3.0])
     assert found.mean == 2.0

@@ -109,6 +109,7 @@ def test_words_are_no_markup():
         ("pipe.png", "no regular file"),
         ("nul\0.png", "cannot be written"),
         ("x" * 300 + ".png", "cannot be written"),
+        ("../../../../../../../../proc/a.png", "cannot be written"),
     ],
 )
 def test_a_picture_that_cannot_be_is_refused_before_anything_is_simulated(
@@ -121,7 +122,7 @@ def test_a_picture_that_cannot_be_is_refused_before_anything_is_simulated(
     with pytest.raises(UserError, match=says) as refused:
         check_target(Path(path))
     assert "Fix:" in str(refused.value)
-    # So many seeds that it would never end.
+    # More seeds than there may be, which would be told next.
     with pytest.raises(SystemExit) as ended:
         main(["simulate", "clean", "--seeds", "100000000", "--plot", path])
     out, err = capsys.readouterr()
@@ -133,5 +134,5 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     if os.access(tmp_path, os.W_OK):
         pytest.skip("root may write everywhere")
-    with pytest.raises(UserError, match="may not write"):
+    with pytest.raises(UserError, match="Permission denied"):
         check_target(tmp_path / "a.png")

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from burnish.core.boxes import SandboxPool
 from burnish.core.clock import Clock
+from burnish.core.disk import require_regular
 from burnish.core.errors import UserError
 from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.server import SandboxServer
@@ -108,9 +109,7 @@ def _tls(config: ServeConfig) -> ssl.SSLContext | None:
     if config.socket is not None:
         raise UserError("a Unix socket needs no TLS.", fix="leave --tls-cert and --tls-key out")
     for path in (config.tls_cert, config.tls_key):
-        # A pipe would be waited for without end.
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is no regular file.", fix="give PEM files")
+        require_regular(path, "give PEM files")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key, password=lambda: b"")
