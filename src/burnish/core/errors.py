@@ -41,6 +41,10 @@ class FileTooLargeError(OSError):
         self.message = message
         self.size_bytes = size_bytes
 
+    def __str__(self) -> str:
+        """Without the number of an error."""
+        return self.message
+
     @classmethod
     def too_large(cls, path: str, size_bytes: int, limit_bytes: int) -> "FileTooLargeError":
         """Name the file, its size and how to get more of it."""
