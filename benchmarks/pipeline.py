@@ -137,6 +137,18 @@ def rows_of(family: str, found: dict[str, list[PipelineResult]]) -> list[dict[st
     ]  # fmt: skip
 
 
+def tail_row(
+    light: dict[str, list[PipelineResult]], heavy: dict[str, list[PipelineResult]]
+) -> dict[str, Any]:
+    """What a third more spread in lengths costs, and what it costs the barrier."""
+    before, now = (mean(found["flow"], "tokens_per_s") for found in (light, heavy))
+    barrier = mean(heavy["sync"], "tokens_per_s") / mean(light["sync"], "tokens_per_s")
+    return {"name": "heavy tail: trained tokens/s against the lighter tail", "value": now,
+            "unit": "tokens/s", "peer": "mixed", "peer_value": before, "ratio": now / before,
+            "target": 0.9, "ok": now >= 0.9 * before, "n": len(heavy["flow"]),
+            "note": f"the barrier keeps {barrier:.2f}"}  # fmt: skip
+
+
 def show(row: dict[str, Any]) -> str:
     value = row["value"] if row["ratio"] is None else row["ratio"]
     peer = "" if row["peer_value"] is None else f"  {row['peer']}: {row['peer_value']:,.3f}"
@@ -160,6 +172,8 @@ def main() -> None:
         for family, name, result in pool.map(trial, jobs):
             found[family].setdefault(name, []).append(result)
     rows = [row for family in families for row in rows_of(family, found[family])]
+    if {"mixed", "heavy tail"} <= set(families):
+        rows.append(tail_row(found["mixed"], found["heavy tail"]))
     for row in rows:
         print(show(row))
     if options.json:
