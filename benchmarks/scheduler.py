@@ -4,8 +4,8 @@
 
 Every policy runs on the same held-out seeds; tier L runs only those that rows name. `gap closed` is
 the part of the way from uniform to an oracle that knows every domain's true gain. Targets stand in
-the rows; a missed one says so. Domains without tiers have no target of their own but the one that holds
-everywhere: never more than 1 % below equal cost.
+the rows; a missed one says so. Domains without tiers have no target of their own but the one that
+holds everywhere: never more than 1 % below equal cost.
 """
 
 import argparse
