@@ -15,9 +15,9 @@ from pathlib import Path
 from burnish.model.kernels.build import INSTALL_FIX
 
 _CHECK_S = 60.0
-"""It takes 0.1 s; a machine that swaps may need longer."""
+"""It takes 25 ms; a machine that swaps may need longer."""
 
-# Neither torch nor this package: starting takes 40 ms.
+# Neither torch nor this package, which take seconds.
 _CHECK = """
 import ctypes, sys
 for runtime in sys.argv[2:]:

@@ -116,16 +116,14 @@ INLINE void score_tiles(const key_block *block, int units, const uint32_t *queri
 #undef STORE_SCORES
 }
 
-/* Weights of the first units lie side by side: put each at the place of its keys, with zeros between. */
+/* Weights of the units that are there lie side by side: move each to the place of its keys. What it
+   leaves behind meets the zeros of a unit that is not there. */
 INLINE void spread_weights(const key_block *block, int units, int64_t start, bf16 *weights) {
-    const size_t bytes = UNIT_KEYS * sizeof(bf16);
-    int place = BLOCK_UNITS;
     for (int u = units - 1; u >= 0; u--) {
-        int own = (int)((block->first[u] - start) / UNIT_KEYS);
-        while (--place > own) memset(weights + place * UNIT_KEYS, 0, bytes);
-        if (own != u) memcpy(weights + own * UNIT_KEYS, weights + u * UNIT_KEYS, bytes);
+        int64_t place = (block->first[u] - start) / UNIT_KEYS;
+        if (place != u)
+            memcpy(weights + place * UNIT_KEYS, weights + u * UNIT_KEYS, UNIT_KEYS * sizeof(bf16));
     }
-    while (--place >= 0) memset(weights + place * UNIT_KEYS, 0, bytes);
 }
 
 /* weights . values for 16 rows and up to 64 columns from `column`. */
@@ -167,7 +165,7 @@ INLINE void add_tiled(const row_task *t, const key_block *block, const value_chu
     int units = 0;
     while (units < block->units && block->first[units] <= last) units++;
     if (!units) return;
-    /* Rows beyond `count` have weights of zero. */
+    /* Rows beyond `count`, and keys that no row of these sees yet, have weights of zero. */
     float scores[TILED_ROWS * BLOCK_KEYS] __attribute__((aligned(64)));
     uint32_t weights[TILED_ROWS * WEIGHT_WORDS] __attribute__((aligned(64))) = {0};
     float fade[TILED_ROWS];
