@@ -10,12 +10,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from burnish.core.errors import UserError
 from burnish.sandbox.archive.entry import ArchiveLimits
 from burnish.sandbox.images.manifest import check_name
+from burnish.sandbox.images.repository import Repository
 from burnish.sandbox.images.store import ImagesConfig, ImageStore, default_directory
 
 
@@ -261,6 +263,7 @@ def test_a_record_of_another_version_is_refused(store: ImageStore, rootfs: Path)
 ADD = """
 import sys
 from pathlib import Path
+from typing import Any
 from burnish.sandbox.images.store import ImageStore
 print("ready", flush=True)
 print(ImageStore(Path(sys.argv[1])).add_tar("base", Path(sys.argv[2])).digest, flush=True)
@@ -316,6 +319,24 @@ def test_adding_one_name_from_many_processes_gives_one_whole_image(tmp_path: Pat
     store.remove("base")
     assert os.listdir(tmp_path / "store/trees") == []
     assert leftovers(store) == []
+
+
+def test_an_add_returns_what_it_added_although_the_name_is_another_s_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = (big_tar(tmp_path / f"{i}.tar", b"%d" % i, 3) for i in range(2))
+    store = ImageStore(tmp_path / "store")
+    commit = Repository.commit
+
+    def commit_and_lose(repository: Repository, *args: Any) -> None:
+        commit(repository, *args)
+        monkeypatch.undo()
+        ImageStore(tmp_path / "store").add_tar("base", other)
+
+    monkeypatch.setattr(Repository, "commit", commit_and_lose)
+    added = store.add_tar("base", mine)
+    assert added.digest == ImageStore(tmp_path / "apart").add_tar("base", mine).digest
+    assert store.resolve("base").digest != added.digest
 
 
 @pytest.fixture

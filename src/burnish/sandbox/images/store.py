@@ -155,14 +155,7 @@ class ImageStore:
             self._repository.read_tree(record.digest)
         except FileNotFoundError as error:
             raise self._unknown(name) from error
-        return Image(
-            name=name,
-            digest=record.digest,
-            root=self._repository.tree(record.digest) / "rootfs",
-            env=record.settings.env,
-            workdir=record.settings.workdir,
-            user=record.settings.user,
-        )
+        return self._image(record)
 
     @contextlib.contextmanager
     def lease(self, name: str) -> Iterator[Image]:
@@ -249,7 +242,18 @@ class ImageStore:
             source=os.fsencode(source).decode("utf-8", "replace"),
         )
         self._repository.commit(stage, tree, record)
-        return self.resolve(name)
+        # Not what the name means now: another process may have given it to an image of its own.
+        return self._image(record)
+
+    def _image(self, record: NameRecord) -> Image:
+        return Image(
+            name=record.name,
+            digest=record.digest,
+            root=self._repository.tree(record.digest) / "rootfs",
+            env=record.settings.env,
+            workdir=record.settings.workdir,
+            user=record.settings.user,
+        )
 
     def _check_source(self, path: Path) -> Path:
         if not path.is_dir():
