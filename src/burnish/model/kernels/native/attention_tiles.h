@@ -15,8 +15,8 @@ enum {
     QUERY_STEP = 16,
     WEIGHT_WORDS = BLOCK_KEYS / 2,
     MIXED_COLUMNS = 64,
-    /* Shorter spans would leave most of a tile empty: a token of SmolLM2 has 3 rows per head. A span
-       that checks guesses is one. */
+    /* Shorter spans would leave most of a tile empty: a token of SmolLM2 has 3 rows per head. Spans
+       that check guesses are shorter. */
     TILED_TOKENS = 32
 };
 
