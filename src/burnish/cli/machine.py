@@ -137,8 +137,11 @@ def _kernels() -> Row:
         found = kernels()
     except UserError as error:
         return Row(name="kernels", status=Status.FAIL, detail=error.what, fix=error.fix)
-    if found.problem is None:
+    if found.problem is None and found.tiles_problem is None:
         return Row(name="kernels", status=Status.OK, detail=str(found.isa))
+    if found.problem is None:
+        detail = f"{found.isa}, long prompts are read more slowly: {found.tiles_problem}"
+        return Row(name="kernels", status=Status.WARN, detail=detail)
     return Row(
         name="kernels",
         status=Status.WARN,

@@ -158,7 +158,10 @@ async def _trainer(config: RunConfig, loaded: LoadedModel, thread: TrainerThread
         trainer,
         thread,
         served_as=ServedAs(
-            DTYPES[config.engine.dtype], core_limits(config).page_size, config.engine.num_threads
+            DTYPES[config.engine.dtype],
+            core_limits(config).page_size,
+            config.engine.num_threads,
+            config.engine.exact,
         ),
         keep_checkpoints=config.run.keep_checkpoints,
         kl_reference=reference,

@@ -29,6 +29,8 @@ class ServedAs(NamedTuple):
     """Tokens per cache page."""
     num_threads: int
     """Reductions may be split by thread: equal bits need equal threads."""
+    exact: bool = False
+    """Exact mode never takes oneDNN's products, which other engines do where the CPU has tiles."""
 
 
 class PolicyTrainer:
@@ -70,12 +72,12 @@ class PolicyTrainer:
         return await self._thread.call(self._score, tuple(token_ids))
 
     def _score(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        dtype, page_size, num_threads = self._served_as
+        dtype, page_size, num_threads, exact = self._served_as
         own_threads = torch.get_num_threads()
         torch.set_num_threads(num_threads)
         try:
             config = self._trainer.decoder.config
-            served = ServedModel(config, self._trainer.weights(dtype), dtype)
+            served = ServedModel(config, self._trainer.weights(dtype), dtype, exact=exact)
             return score(served, token_ids, page_size)
         finally:
             torch.set_num_threads(own_threads)

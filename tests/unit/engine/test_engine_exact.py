@@ -166,7 +166,7 @@ def test_the_canary_of_an_exact_engine_is_bit_equal_and_that_of_the_sampled_log_
     reply = run(decoder, [request])["r"]
     core = EngineCore(decoder.config, decoder.state_dict(), limits=CoreLimits(exact=True))
     tokens = (*PROMPT, *reply.token_ids)
-    assert core.score(tokens) == reference_score(decoder, tokens, torch.bfloat16)
+    assert core.score(tokens) == reference_score(decoder, tokens, torch.bfloat16, exact=True)
     assert core.score(tokens)[len(PROMPT) :] == tuple(reply.logprobs)
 
 

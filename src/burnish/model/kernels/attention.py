@@ -95,13 +95,22 @@ class SpanTable(NamedTuple):
 class PagedLayer:
     """Keys and values of one layer."""
 
-    def __init__(self, shape: PageShape, num_pages: int, *, with_bounds: bool = False) -> None:
+    def __init__(
+        self,
+        shape: PageShape,
+        num_pages: int,
+        *,
+        with_bounds: bool = False,
+        with_tiles: bool = False,
+    ) -> None:
         """Zero-filled, so untouched pages cost no memory.
 
         Args:
             shape: of every page.
             num_pages: pages in all.
             with_bounds: keep the least and greatest key of every page, for `bound`.
+            with_tiles: where the CPU has tiles (AMX), attend long spans by them. The bits of their
+                rows are then others than when they are decoded; nothing exact may ask for it.
         """
         self.shape = shape
         self.data = lazy_zeros(num_pages, shape.num_heads * shape.bytes_per_head)
@@ -109,7 +118,9 @@ class PagedLayer:
         if with_bounds:
             size = (num_pages, shape.num_heads, 2, shape.width)
             self.bounds = torch.zeros(size, dtype=torch.bfloat16)
-        self._isa = kernels().isa
+        # What all rows share, whoever asks: the bits of the vectors.
+        self._isa = Isa.AVX512_BF16 if kernels().isa is Isa.AMX else kernels().isa
+        self._attend_isa = kernels().isa if with_tiles else self._isa
         self._store = self._describe()
 
     def write(self, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
@@ -219,7 +230,7 @@ class PagedLayer:
         """
         heads, shape = self.shape.num_heads, self.shape._replace(num_heads=1)
         view = object.__new__(PagedLayer)
-        view.shape, view._isa = shape, self._isa
+        view.shape, view._isa, view._attend_isa = shape, self._isa, self._attend_isa
         view.data = self.data.view(-1, shape.bytes_per_head)
         view.bounds = None if self.bounds is None else self.bounds.view(-1, 1, 2, shape.width)
         assert len(view.data) == len(self.data) * heads
@@ -239,7 +250,8 @@ class PagedLayer:
 
     def _native(self, name: str) -> Callable[..., int]:
         """Its status means something for `attend_pages` and `mass_pages` only."""
-        return function(name, self._isa, *_ARGUMENTS[name])
+        isa = self._attend_isa if name == "attend_pages" else self._isa
+        return function(name, isa, *_ARGUMENTS[name])
 
     def _queries(self, q_THD: Tensor) -> Tensor:
         assert q_THD.dtype in _QUERY_DTYPES
@@ -277,6 +289,7 @@ def attend_packed(
     *,
     window: int | None = None,
     sinks: int = 0,
+    with_tiles: bool = False,
 ) -> Tensor:
     """Causal attention within consecutive segments: the bits that pages would give.
 
@@ -287,13 +300,14 @@ def attend_packed(
         lengths: tokens of each segment; their sum is T.
         window: tokens that a query sees back, itself included; None for all.
         sinks: first tokens of a segment that stay visible beyond the window.
+        with_tiles: as of `PagedLayer`.
     """
     kind = PageKind.F32 if k_TKD.dtype is torch.float32 else PageKind.BF16
     shape = PageShape(kind, UNIT_KEYS, k_TKD.shape[1], k_TKD.shape[2])
     lengths_N = torch.tensor(lengths, dtype=torch.int64)
     pages_N = (lengths_N + UNIT_KEYS - 1) // UNIT_KEYS
     num_pages = int(pages_N.sum())
-    layer = PagedLayer(shape, num_pages)
+    layer = PagedLayer(shape, num_pages, with_tiles=with_tiles)
     first_N, page_N = lengths_N.cumsum(0) - lengths_N, pages_N.cumsum(0) - pages_N
     slots_T = torch.arange(int(lengths_N.sum())) + torch.repeat_interleave(
         page_N * UNIT_KEYS - first_N, lengths_N

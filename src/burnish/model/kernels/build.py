@@ -26,7 +26,7 @@ INSTALL_FIX = "sudo apt-get install gcc libc6-dev, then install Burnish again (p
 
 # Sums keep the order that the source says (no -ffast-math): exact mode promises bits. Contraction
 # to fused multiply-adds is off for the same reason: the source says where one is meant.
-_FLAGS = [
+COMMON_FLAGS = [
     "-std=gnu11",
     "-Wall",
     "-Wextra",
@@ -39,9 +39,12 @@ _FLAGS = [
 ]
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_TILE_FLAGS = ("-mamx-tile", "-mamx-bf16")
 # Looked up by the end of the source's name, the longest first.
 _ISA_FLAGS = {
-    "_avx512_bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
+    "_amx": (*_BF16, *_TILE_FLAGS),
+    "_avx512_bf16": _BF16,
     "_avx512": _AVX512,
     "_avx2": _AVX2,
 }
@@ -90,17 +93,10 @@ def build_kernels(destination: Path = LIBRARY, extra: Sequence[str] = ()) -> str
     compiler = find_compiler()
     if compiler is None:
         return f"there is no C compiler ({INSTALL_FIX})"
-    sources = sorted(SOURCES.glob("*.c"))
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".build-") as directory:
-        objects = [str(Path(directory, source.stem + ".o")) for source in sources]
-        commands = [
-            [*compiler, *_FLAGS, *extra, *_flags_of(source), "-c", str(source), "-o", made]
-            for source, made in zip(sources, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            problems = [found for found in pool.map(_run, commands) if found]
-        if problems:
-            return problems[0]
+        objects = _compile([*compiler, *COMMON_FLAGS, *extra], Path(directory))
+        if isinstance(objects, str):
+            return objects
         made = Path(directory, "kernels.so")
         # Without -fopenmp here: the GOMP_* symbols stay open and bind to the runtime that torch
         # brought along. A second runtime would mean a second pool of threads on the same cores.
@@ -108,6 +104,33 @@ def build_kernels(destination: Path = LIBRARY, extra: Sequence[str] = ()) -> str
         if problem is None:
             made.replace(destination)
         return problem
+
+
+def _compile(compiler: Sequence[str], directory: Path) -> list[str] | str:
+    """An object of each source, or what went wrong in one line."""
+
+    def compiled(source: Path) -> tuple[str, str | None]:
+        made = str(directory / f"{source.stem}.o")
+        return made, _run([*compiler, *flags_of(source), "-c", str(source), "-o", made])
+
+    sources = sorted(SOURCES.glob("*.c"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(compiled, sources))
+    objects: list[str] = []
+    for source, (made, problem) in zip(sources, results, strict=True):
+        if problem is None:
+            objects.append(made)
+        elif not source.stem.endswith("_amx") or _knows_tiles(compiler, directory):
+            return problem
+    return objects
+
+
+def _knows_tiles(compiler: Sequence[str], directory: Path) -> bool:
+    """Whether compiler and assembler know AMX: GCC and clang do from 11 and 12 on."""
+    probe = directory / "probe.c"
+    probe.write_text("#include <immintrin.h>\nvoid probe(void) { _tile_release(); }\n")
+    made = str(probe.with_suffix(".o"))
+    return _run([*compiler, *_TILE_FLAGS, "-c", str(probe), "-o", made]) is None
 
 
 def library_problem() -> str | None:
@@ -122,7 +145,8 @@ def library_problem() -> str | None:
     return None
 
 
-def _flags_of(source: Path) -> tuple[str, ...]:
+def flags_of(source: Path) -> tuple[str, ...]:
+    """What the instructions of a source need beside the flags of all."""
     mark = f'-DSOURCE_DIGEST="{source_digest()}"'
     isa = next((flags for end, flags in _ISA_FLAGS.items() if source.stem.endswith(end)), ())
     return (mark, *isa)

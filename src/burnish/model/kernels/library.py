@@ -1,7 +1,7 @@
 """The native library, loaded once, and which of its instruction sets is used.
 
-`BURNISH_KERNELS` overrides the choice: `avx2`, `avx512`, `avx512_bf16`, or `torch` for none. The
-library's parallel loops run on the threads of torch's own OpenMP runtime.
+`BURNISH_KERNELS` overrides the choice: `avx2`, `avx512`, `avx512_bf16`, `amx`, or `torch` for none.
+The library's parallel loops run on the threads of torch's own OpenMP runtime.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from burnish.core.errors import UserError
 from burnish.model.kernels.build import LIBRARY, library_problem, platform_problem
+from burnish.model.kernels.tiles import Tiles, tiles_problem
 
 _VARIABLE = "BURNISH_KERNELS"
 
@@ -34,6 +35,8 @@ class Isa(StrEnum):
     """512-bit vectors."""
     AVX512_BF16 = "avx512_bf16"
     """512-bit vectors and dot products of bf16 pairs."""
+    AMX = "amx"
+    """The same, and tiles of bf16 for attention that asks for them (`PagedLayer`)."""
 
 
 class Kernels(NamedTuple):
@@ -45,6 +48,8 @@ class Kernels(NamedTuple):
     """Why it is `torch`, in one line; None if it is not, or was asked for."""
     library: ctypes.CDLL | None
     """Open library; None exactly if `isa` is `torch`."""
+    tiles_problem: str | None = None
+    """Why the CPU's tiles are not used, in one line; None if they are, or it has none."""
 
     @property
     def can_build(self) -> bool:
@@ -53,8 +58,8 @@ class Kernels(NamedTuple):
 
     @property
     def prefers_onednn(self) -> bool:
-        """Whether the CPU has bf16 tiles, which oneDNN uses and our products do not."""
-        return self.library is not None and bool(self.library.burnish_has_amx())
+        """Whether there are bf16 tiles here, which oneDNN uses and our products do not."""
+        return self.library is not None and self.library.burnish_tiles() == Tiles.GRANTED
 
 
 _restriction: ContextVar[Isa | None] = ContextVar("kernels", default=None)
@@ -109,13 +114,20 @@ def _loaded() -> Kernels:
     best = Isa.TORCH if library is None else list(Isa)[library.burnish_best_isa()]
     if best is Isa.TORCH and problem is None:
         problem = "this CPU has no AVX2"
+    tiles = None
+    if best is Isa.AVX512_BF16 and wanted in (None, Isa.AMX):
+        assert library is not None
+        if library.burnish_tiles() != Tiles.ABSENT:
+            tiles = tiles_problem(library, LIBRARY, _runtimes())
+            best = best if tiles else Isa.AMX
     if wanted is not None and list(Isa).index(wanted) > list(Isa).index(best):
+        reason = problem or tiles or f"the CPU has {best}"
         raise UserError(
-            f"{_VARIABLE}={wanted} is not possible here: {problem or f'the CPU has {best}'}.",
+            f"{_VARIABLE}={wanted} is not possible here: {reason}.",
             fix=f"unset {_VARIABLE}, or set it to {best}.",
         )
     isa = wanted or best
-    return Kernels(isa, problem, None if isa is Isa.TORCH else library)
+    return Kernels(isa, problem, None if isa is Isa.TORCH else library, tiles)
 
 
 def handles(*tensors: Tensor) -> bool:
@@ -137,12 +149,15 @@ def _wanted() -> Isa | None:
     return Isa(text)
 
 
+def _runtimes() -> list[Path]:
+    folder = Path(torch.__file__).parent
+    return [*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")]
+
+
 def _open() -> ctypes.CDLL | None:
     """The library bound to torch's OpenMP runtime, or None without that."""
-    folder = Path(torch.__file__).parent
-    runtimes = [*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")]
     try:
-        for runtime in runtimes:
+        for runtime in _runtimes():
             # It is already loaded: this only makes its symbols visible to our library.
             ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
         # RTLD_NOW: a missing symbol must fail here, not abort the process in the first call.

@@ -110,7 +110,13 @@ def _given(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
 
 
 def reference_score(
-    decoder: Decoder, token_ids: Seq[int], dtype: torch.dtype, page_size: int = 16
+    decoder: Decoder,
+    token_ids: Seq[int],
+    dtype: torch.dtype,
+    page_size: int = 16,
+    *,
+    exact: bool = False,
 ) -> tuple[float, ...]:
     """What an engine in `dtype` must answer if it serves exactly the weights of `decoder`."""
-    return score(ServedModel(decoder.config, decoder.state_dict(), dtype), token_ids, page_size)
+    served = ServedModel(decoder.config, decoder.state_dict(), dtype, exact=exact)
+    return score(served, token_ids, page_size)

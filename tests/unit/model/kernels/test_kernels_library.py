@@ -62,7 +62,7 @@ def test_a_failing_compiler_is_one_line_and_leaves_the_old_library(
 ) -> None:
     target = tmp_path / "k.so"
     target.write_text("old")
-    monkeypatch.setattr(build, "_FLAGS", ["-DDECLARE(x)=int y", "-nonsense-flag"])
+    monkeypatch.setattr(build, "COMMON_FLAGS", ["-DDECLARE(x)=int y", "-nonsense-flag"])
     problem = build.build_kernels(target)
     assert problem is not None
     assert "\n" not in problem

@@ -51,15 +51,18 @@ typedef struct {
     float *masses;
 } query_batch;
 
+/* 0, or -1 without memory. */
+#define DECLARE_ATTEND(isa)                                                                        \
+    int CONCAT(attend_pages, isa)(const page_store *store, const query_batch *batch,               \
+                                  const page_span *spans, int64_t num_spans,                       \
+                                  const int32_t *tables, int num_threads);
+
 #define DECLARE_ATTENTION(isa)                                                                     \
+    DECLARE_ATTEND(isa)                                                                            \
     /* Store keys and values [tokens][heads][width], rows of a token `stride` numbers apart. */    \
     void CONCAT(write_pages, isa)(const page_store *store, const int64_t *slots, int64_t tokens,   \
                                   const void *keys, int64_t key_stride, const void *values,        \
                                   int64_t value_stride, int64_t is_f32, int num_threads);          \
-    /* 0, or -1 without memory. */                                                                 \
-    int CONCAT(attend_pages, isa)(const page_store *store, const query_batch *batch,               \
-                                  const page_span *spans, int64_t num_spans,                       \
-                                  const int32_t *tables, int num_threads);                         \
     /* out[token][head][i] >= query . key for every key of page tables[starts[token] + i]. */      \
     void CONCAT(bound_pages, isa)(const page_store *store, const query_batch *batch,               \
                                   const int64_t *starts, int64_t tokens, const int32_t *tables,    \
@@ -74,3 +77,5 @@ typedef struct {
 DECLARE_ATTENTION(avx2)
 DECLARE_ATTENTION(avx512)
 DECLARE_ATTENTION(avx512_bf16)
+/* With tiles only the attention of long spans is another one. */
+DECLARE_ATTEND(amx)

@@ -1,4 +1,4 @@
-/* How much of a query's attention falls on each page. */
+/* What a query makes of each page: a bound on its scores, and how much attention falls on it. */
 #pragma once
 #include "attention_run.h"
 
@@ -82,4 +82,33 @@ int FOR_ISA(mass_pages)(const page_store *store, const query_batch *batch,
         }
     free(copies);
     return 0;
+}
+
+void FOR_ISA(bound_pages)(const page_store *store, const query_batch *batch,
+                          const int64_t *starts, int64_t tokens, const int32_t *tables,
+                          float *out, int64_t out_stride, int num_threads) {
+    int64_t group = batch->heads / store->heads, width = store->width;
+#pragma omp parallel for num_threads(num_threads) collapse(2) schedule(dynamic, 1)
+    for (int64_t token = 0; token < tokens; token++)
+        for (int64_t head = 0; head < batch->heads; head++) {
+            const int32_t *table = tables + starts[token];
+            int64_t pages = starts[token + 1] - starts[token];
+            int64_t at = (token * batch->heads + head) * width;
+            float *to = out + (token * batch->heads + head) * out_stride;
+            for (int64_t i = 0; i < pages; i++) {
+                if (table[i] < 0) {
+                    to[i] = -INFINITY;
+                    continue;
+                }
+                const bf16 *low = bounds_of(store, table[i], head / group), *high = low + width;
+                vec sum = v_zero();
+                for (int64_t d = 0; d < width; d += LANES) {
+                    vec q = batch->is_f32 ? v_load((const float *)batch->queries + at + d)
+                                          : v_load_bf16((const bf16 *)batch->queries + at + d);
+                    sum = v_add(sum, v_max(v_mul(q, v_load_bf16(low + d)),
+                                           v_mul(q, v_load_bf16(high + d))));
+                }
+                to[i] = v_sum(sum) * batch->scale;
+            }
+        }
 }

@@ -1,36 +1,12 @@
-/* The exported functions: cutting a step into tasks and sharing them among threads. */
+/* Attention over pages: cutting a step into tasks and sharing them among threads. */
 #pragma once
 #include <omp.h>
 #include <stdlib.h>
 
-#include "attention_rows.h"
+#include "attention_parts.h"
 
 /* Rows of one task: enough to use each block of keys many times while it is in the cache. */
 enum { TASK_ROWS = 96, TASKS_PER_THREAD = 4 };
-
-/* The first token from `i` on that does not share a page with the one before it. */
-INLINE int64_t page_start(const page_store *store, const int64_t *slots, int64_t tokens, int64_t i) {
-    while (i > 0 && i < tokens && slots[i] / store->page_keys == slots[i - 1] / store->page_keys) i++;
-    return i;
-}
-
-void FOR_ISA(write_pages)(const page_store *store, const int64_t *slots, int64_t tokens,
-                          const void *keys, int64_t key_stride, const void *values,
-                          int64_t value_stride, int64_t is_f32, int num_threads) {
-    int64_t bytes = is_f32 ? 4 : 2, width = store->width;
-    /* Neighbouring tokens share words, so a page is filled by one thread. */
-#pragma omp parallel for num_threads(num_threads) if (tokens * width > 4096)
-    for (int64_t part = 0; part < num_threads; part++) {
-        int64_t i = page_start(store, slots, tokens, part * tokens / num_threads);
-        int64_t end = page_start(store, slots, tokens, (part + 1) * tokens / num_threads);
-        for (; i < end; i++)
-            for (int64_t head = 0; head < store->heads; head++)
-                put_token(store, slots[i], head,
-                          (const char *)keys + (i * key_stride + head * width) * bytes,
-                          (const char *)values + (i * value_stride + head * width) * bytes,
-                          (int)is_f32);
-    }
-}
 
 INLINE int64_t tokens_of_task(int64_t group) {
     return group < TASK_ROWS ? TASK_ROWS / group : 1;
@@ -85,7 +61,12 @@ INLINE int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 static int64_t lay_out(char *memory, const page_store *store, int64_t rows, row_space *space) {
     int64_t row = rows * 4, lanes = rows * LANES * 4, wide = rows * store->width * 4;
     int64_t copies = is_narrow(store->kind) ? 2 * BLOCK_KEYS * store->width * 2 : 0;
-    int64_t sizes[] = {wide, row, lanes, wide, row, lanes, wide, row, row, copies}, at[11] = {0};
+    int64_t queries = wide;
+#if HAS_TILES
+    copies = CHUNKS * chunk_bytes(store);
+    queries += (TILED_ROWS - 1) * store->width * 2;
+#endif
+    int64_t sizes[] = {queries, row, lanes, wide, row, lanes, wide, row, row, copies}, at[11] = {0};
     for (int i = 0; i < 10; i++) at[i + 1] = at[i] + aligned(sizes[i]);
     *space = (row_space){(uint32_t *)(memory + at[0]), (float *)(memory + at[1]),
                          (float *)(memory + at[2]),    (float *)(memory + at[3]),
@@ -152,6 +133,7 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
         row_space w;
         int64_t mine;
         lay_out(spaces + omp_get_thread_num() * space_bytes, store, rows, &w);
+        begin_tiles();
         for (;;) {
 #pragma omp atomic capture
             mine = next++;
@@ -160,11 +142,16 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
                sequences have a single block, which nothing else would fetch in time. */
             const row_task *t = tasks + mine;
             const row_task *after = mine + num_threads < num ? t + num_threads : NULL;
+#if HAS_TILES
+            run_task(t, after, &w, partials, PRODUCTS_TILES);
+#else
             if (store->kind == PAGE_F32) run_task(t, after, &w, partials, PRODUCTS_F32);
             else if (HAS_BYTE_PRODUCTS && store->kind == PAGE_INT8)
                 run_task(t, after, &w, partials, PRODUCTS_BYTES);
             else run_task(t, after, &w, partials, PRODUCTS_PAIRS);
+#endif
         }
+        end_tiles();
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < num; i++)
@@ -173,9 +160,9 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
     }
 }
 
-int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
-                          const page_span *spans, int64_t num_spans, const int32_t *tables,
-                          int num_threads) {
+/* 0, or -1 without memory. */
+static int attend(const page_store *store, const query_batch *batch, const page_span *spans,
+                  int64_t num_spans, const int32_t *tables, int num_threads) {
     int64_t group = batch->heads / store->heads, num_partial;
     int64_t num = 0;
     enum cut cut = CUT_TOKENS;
@@ -204,31 +191,10 @@ int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
     return failed ? -1 : 0;
 }
 
-void FOR_ISA(bound_pages)(const page_store *store, const query_batch *batch,
-                          const int64_t *starts, int64_t tokens, const int32_t *tables,
-                          float *out, int64_t out_stride, int num_threads) {
-    int64_t group = batch->heads / store->heads, width = store->width;
-#pragma omp parallel for num_threads(num_threads) collapse(2) schedule(dynamic, 1)
-    for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < batch->heads; head++) {
-            const int32_t *table = tables + starts[token];
-            int64_t pages = starts[token + 1] - starts[token];
-            int64_t at = (token * batch->heads + head) * width;
-            float *to = out + (token * batch->heads + head) * out_stride;
-            for (int64_t i = 0; i < pages; i++) {
-                if (table[i] < 0) {
-                    to[i] = -INFINITY;
-                    continue;
-                }
-                const bf16 *low = bounds_of(store, table[i], head / group), *high = low + width;
-                vec sum = v_zero();
-                for (int64_t d = 0; d < width; d += LANES) {
-                    vec q = batch->is_f32 ? v_load((const float *)batch->queries + at + d)
-                                          : v_load_bf16((const bf16 *)batch->queries + at + d);
-                    sum = v_add(sum, v_max(v_mul(q, v_load_bf16(low + d)),
-                                           v_mul(q, v_load_bf16(high + d))));
-                }
-                to[i] = v_sum(sum) * batch->scale;
-            }
-        }
+#if !HAS_TILES
+int FOR_ISA(attend_pages)(const page_store *store, const query_batch *batch,
+                          const page_span *spans, int64_t num_spans, const int32_t *tables,
+                          int num_threads) {
+    return attend(store, batch, spans, num_spans, tables, num_threads);
 }
+#endif

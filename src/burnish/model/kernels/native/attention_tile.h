@@ -12,7 +12,12 @@
 enum { UNIT_VECS = UNIT_KEYS / LANES, TILE_VECS = 4, LINE_BYTES = 64 };
 
 /* What products are made of. */
-enum products { PRODUCTS_PAIRS, PRODUCTS_F32, PRODUCTS_BYTES };
+enum products { PRODUCTS_PAIRS, PRODUCTS_F32, PRODUCTS_BYTES, PRODUCTS_TILES };
+
+/* Whether this is compiled for a CPU with tiles; then tiles.h is there. */
+#ifndef HAS_TILES
+#define HAS_TILES 0
+#endif
 
 /* One vector of words, ready to be multiplied by a broadcast word. */
 #ifdef __AVX512BF16__

@@ -76,5 +76,7 @@ void pack_panels(const void *weight, int is_fp32, int64_t outputs, int64_t input
 int all_finite(const void *values, int is_fp32, int64_t count, int num_threads);
 
 int burnish_best_isa(void);
-int burnish_has_amx(void);
+int burnish_tiles(void);
+/* Only where the compiler knew tiles. */
+int burnish_check_tiles(void);
 int burnish_team_size(int num_threads);

@@ -24,7 +24,7 @@ class PairedCache(KvCache):
         config = shape.config
         page = PageShape(kind, shape.page_size, config.num_kv_heads, config.head_dim)
         self._layers = [
-            PagedLayer(page, shape.num_pages, with_bounds=shape.with_bounds)
+            PagedLayer(page, shape.num_pages, with_bounds=shape.with_bounds, with_tiles=shape.tiles)
             for _ in range(config.num_layers)
         ]
 

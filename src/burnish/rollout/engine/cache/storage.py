@@ -33,6 +33,7 @@ class CacheShape:
         with_bounds: bool = False,
         device: torch.device | None = None,
         flex: bool = False,
+        tiles: bool = False,
     ) -> None:
         """Describe a cache.
 
@@ -46,11 +47,12 @@ class CacheShape:
             with_bounds: keep the least and greatest key of each page, for `KvCache.bound`.
             device: where it lies; None: in this machine's memory.
             flex: on CUDA, attend by PyTorch's flex attention.
+            tiles: where the CPU has tiles, read prompts by them; not for what must be exact.
         """
         self.config, self.num_pages, self.page_size = config, num_pages, page_size
         self.dtype, self.kv_dtype, self.with_bounds = dtype, kv_dtype, with_bounds
         self.visibility = Visibility(config.sliding_window, sinks)
-        self.device, self.flex = device or torch.device("cpu"), flex
+        self.device, self.flex, self.tiles = device or torch.device("cpu"), flex, tiles
 
 
 class KvCache(ABC):

@@ -53,7 +53,8 @@ def _attend_native(q_THD: Tensor, k_CKD: Tensor, v_CKD: Tensor, *, is_causal: bo
     num_tokens, num_keys = len(q_THD), len(k_CKD)
     kind = PageKind.F32 if k_CKD.dtype is torch.float32 else PageKind.BF16
     num_pages = -(-num_keys // PIECE_UNIT)
-    layer = PagedLayer(PageShape(kind, PIECE_UNIT, k_CKD.shape[1], k_CKD.shape[2]), num_pages)
+    shape = PageShape(kind, PIECE_UNIT, k_CKD.shape[1], k_CKD.shape[2])
+    layer = PagedLayer(shape, num_pages, with_tiles=True)
     layer.write(torch.arange(num_keys), k_CKD, v_CKD)
     pages = torch.arange(num_pages, dtype=torch.int32)
     start = 0

@@ -186,7 +186,12 @@ class DraftModel:
             own = self._shape
             self._cache = open_cache(
                 CacheShape(
-                    self._config, shape.num_pages, shape.page_size, own.dtype, device=own.device
+                    self._config,
+                    shape.num_pages,
+                    shape.page_size,
+                    own.dtype,
+                    device=own.device,
+                    tiles=shape.tiles,
                 )
             )
         return self._cache

@@ -36,6 +36,7 @@ def open_engine_cache(
         with_bounds=limits.kv.kind is KvPolicyKind.QUEST,
         device=find_device(limits.device),
         flex=limits.flex,
+        tiles=not limits.exact,
     )
     cache = open_cache(shape)
     return cache if limits.tier is None else TieredCache(cache, limits.tier, is_free)
