@@ -1,30 +1,24 @@
-"""A picture as the bytes of a PNG file, drawn here: nothing that draws is among our dependencies.
-
-Everything is a stroke, letters too. A pixel is covered by as much as its centre lies within the
-stroke's width, which smooths edges; lines that meet cover it once.
-"""
+"""A picture as the bytes of a PNG file, by Pillow."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 
-import numpy as np
-import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
 
 from burnish.plan.canvas import Anchor, Point
-from burnish.plan.letters import CAP_HEIGHT, strokes_of, width_of
 
-# Pixels per unit of the page: sharp on most screens.
-_SCALE = 2.0
+# Pixels per unit of the page: sharp on most screens. Pillow's lines have hard edges, so they are
+# drawn larger and made smaller.
+_SCALE, _FINER = 2, 3
+_ZOOM = _SCALE * _FINER
 _INK = "#1f2328"
-_CAP, _TITLE_CAP = 8.5, 10.5
-_STROKE, _TITLE_STROKE = 1.15, 1.7
-
-Pixels = npt.NDArray[np.float32]
+_SIZE, _TITLE_SIZE = 12, 15
+_SIDES = {Anchor.START: "ls", Anchor.MIDDLE: "ms", Anchor.END: "rs"}
 
 
 class PngCanvas:
@@ -32,80 +26,42 @@ class PngCanvas:
 
     def __init__(self, width: float, height: float) -> None:
         """An empty page."""
-        shape = (math.ceil(height * _SCALE), math.ceil(width * _SCALE), 3)
-        self._pixels: Pixels = np.full(shape, 255.0, dtype=np.float32)
+        self._size = (math.ceil(width * _SCALE), math.ceil(height * _SCALE))
+        large = (self._size[0] * _FINER, self._size[1] * _FINER)
+        self._image = Image.new("RGB", large, "#ffffff")
+        self._draw = ImageDraw.Draw(self._image)
 
     def line(
         self, points: Sequence[Point], colour: str, width: float, dash: Sequence[float] = ()
     ) -> None:
         """See `Canvas.line`."""
-        self._stroke(_dashed(points, dash) if dash else [points], colour, width)
+        for piece in _dashed(points, dash) if dash else [points]:
+            pixels = [(x * _ZOOM, y * _ZOOM) for x, y in piece]
+            self._draw.line(pixels, fill=colour, width=round(width * _ZOOM), joint="curve")
 
     def text(
         self, at: Point, text: str, *, anchor: Anchor = Anchor.START, title: bool = False
     ) -> None:
         """See `Canvas.text`."""
-        unit = (_TITLE_CAP if title else _CAP) / CAP_HEIGHT
-        x, y = at
-        length = unit * sum(map(width_of, text))
-        left = {Anchor.START: x, Anchor.MIDDLE: x - length / 2, Anchor.END: x - length}[anchor]
-        lines = []
-        for letter in text:
-            lines += [
-                [(left + unit * a, y + unit * (b - CAP_HEIGHT)) for a, b in stroke]
-                for stroke in strokes_of(letter)
-            ]
-            left += unit * width_of(letter)
-        self._stroke(lines, _INK, _TITLE_STROKE if title else _STROKE)
+        where = (at[0] * _ZOOM, at[1] * _ZOOM)
+        # The font has one weight: a stroke around the letters makes them heavier.
+        heavier = _FINER // 2 if title else 0
+        font = _font(_TITLE_SIZE if title else _SIZE)
+        self._draw.text(
+            where, text, fill=_INK, font=font, anchor=_SIDES[anchor], stroke_width=heavier
+        )
 
     def png(self) -> bytes:
         """The whole file."""
-        pixels = np.rint(self._pixels).astype(np.uint8)
-        height, width, _ = pixels.shape
-        # Each row begins with its filter: none.
-        rows = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
-        header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-        parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 9)), (b"IEND", b""))
-        return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, data) for kind, data in parts)
-
-    def _stroke(self, lines: Iterable[Sequence[Point]], colour: str, width: float) -> None:
-        cover = np.zeros(self._pixels.shape[:2], dtype=np.float32)
-        box: list[tuple[slice, slice]] = []
-        for line in lines:
-            for start, end in itertools.pairwise(line):
-                box.append(_cover(cover, start, end, width * _SCALE / 2))
-        if not box:
-            return
-        down = slice(min(d.start for d, _ in box), max(d.stop for d, _ in box))
-        across = slice(min(a.start for _, a in box), max(a.stop for _, a in box))
-        ink = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.float32)
-        share = cover[down, across, None]
-        page = self._pixels[down, across]
-        page += share * (ink - page)
+        target = io.BytesIO()
+        self._image.resize(self._size, Image.Resampling.BOX).save(target, "PNG", optimize=True)
+        return target.getvalue()
 
 
-def _cover(cover: Pixels, start: Point, end: Point, radius: float) -> tuple[slice, slice]:
-    """Mark how much of each pixel one straight piece covers; returns where it lies."""
-    (x0, y0), (x1, y1) = ((x * _SCALE, y * _SCALE) for x, y in (start, end))
-    height, width = cover.shape
-    reach = radius + 1.0
-    down = _within(min(y0, y1) - reach, max(y0, y1) + reach, height)
-    across = _within(min(x0, x1) - reach, max(x0, x1) + reach, width)
-    y = np.arange(down.start, down.stop, dtype=np.float32)[:, None] + 0.5
-    x = np.arange(across.start, across.stop, dtype=np.float32)[None, :] + 0.5
-    dx, dy = x1 - x0, y1 - y0
-    squared = dx * dx + dy * dy
-    along = ((x - x0) * dx + (y - y0) * dy) / squared if squared else np.float32(0.0)
-    along = np.clip(along, 0.0, 1.0)
-    distance = np.hypot(x - x0 - along * dx, y - y0 - along * dy)
-    part = cover[down, across]
-    np.maximum(part, np.clip(radius + 0.5 - distance, 0.0, 1.0), out=part)
-    return down, across
-
-
-def _within(low: float, high: float, size: int) -> slice:
-    first = min(max(math.floor(low), 0), size)
-    return slice(first, min(max(math.ceil(high), first), size))
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """What Pillow brings along, so that a picture is the same everywhere."""
+    return ImageFont.load_default(size * _ZOOM)
 
 
 def _dashed(points: Sequence[Point], dash: Sequence[float]) -> Iterator[list[Point]]:
@@ -125,8 +81,3 @@ def _dashed(points: Sequence[Point], dash: Sequence[float]) -> Iterator[list[Poi
         piece.append((x1, y1))
     if drawn:
         yield piece
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    check = zlib.crc32(kind + data)
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", check)
