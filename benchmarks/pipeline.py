@@ -7,6 +7,12 @@ batches of 128 groups of 16. Every system sees the same workload; seeds 0 and up
 choose a constant (those were 100 to 105). APRIL is tuned on each seed by its own result. Its
 engines compute the keys and values of cut-off sequences again after each training; with that for
 free it is in a row of its own. Figures are means over seeds of steps after the warm-up.
+
+How many times the barrier a system can reach depends on the draw of domains: the barrier's step
+ends with the slowest of 2,048 episodes, an agent whose slow tools time out and that is tried four
+times. On seeds 0 to 6 it trains 4,900 to 6,100 tokens/s, so perfect packing, 19,300, would be 3.1
+to 3.9 times as fast. The target of four times came from a trial with one draw of the same law: its
+barrier ran at 3,700 there, and at 4,700 to 5,700 on the six draws after it.
 """
 
 import argparse
@@ -137,6 +143,18 @@ def rows_of(family: str, found: dict[str, list[PipelineResult]]) -> list[dict[st
     ]  # fmt: skip
 
 
+def tail_row(
+    light: dict[str, list[PipelineResult]], heavy: dict[str, list[PipelineResult]]
+) -> dict[str, Any]:
+    """What a third more spread in lengths costs, and what it costs the barrier."""
+    before, now = (mean(found["flow"], "tokens_per_s") for found in (light, heavy))
+    barrier = mean(heavy["sync"], "tokens_per_s") / mean(light["sync"], "tokens_per_s")
+    return {"name": "heavy tail: trained tokens/s against the lighter tail", "value": now,
+            "unit": "tokens/s", "peer": "mixed", "peer_value": before, "ratio": now / before,
+            "target": 0.9, "ok": now >= 0.9 * before, "n": len(heavy["flow"]),
+            "note": f"the barrier keeps {barrier:.2f}"}  # fmt: skip
+
+
 def show(row: dict[str, Any]) -> str:
     value = row["value"] if row["ratio"] is None else row["ratio"]
     peer = "" if row["peer_value"] is None else f"  {row['peer']}: {row['peer_value']:,.3f}"
@@ -160,6 +178,8 @@ def main() -> None:
         for family, name, result in pool.map(trial, jobs):
             found[family].setdefault(name, []).append(result)
     rows = [row for family in families for row in rows_of(family, found[family])]
+    if {"mixed", "heavy tail"} <= set(families):
+        rows.append(tail_row(found["mixed"], found["heavy tail"]))
     for row in rows:
         print(show(row))
     if options.json:

@@ -22,7 +22,7 @@ from burnish.core.boxes import (
     Sandbox,
     SandboxPool,
 )
-from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.errors import ClassifiedFailure, FileTooLargeError, UserError
 from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.interpreter import python_argv
 
@@ -363,7 +363,7 @@ def test_files_go_in_and_out_and_stay_between_commands(pool: SandboxPool) -> Non
         assert await box.read_file("out.bin") == data
         assert await box.read_file("a/b/in.bin") == data + b"more\n"
         await box.write_file("out.bin", b"replaced")
-        assert await box.read_file("out.bin", limit_bytes=3) == b"rep"
+        assert await box.read_file("out.bin", limit_bytes=8) == b"replaced"
 
     in_box(pool, use)
 
@@ -438,10 +438,23 @@ def test_writing_replaces_what_is_in_the_way(pool: SandboxPool) -> None:
     in_box(pool, use)
 
 
-def test_a_huge_sparse_file_is_read_to_the_limit_only(pool: SandboxPool) -> None:
+def test_a_file_beyond_the_limit_is_an_error_with_its_size_and_never_cut(
+    pool: SandboxPool,
+) -> None:
     async def use(box: Sandbox) -> None:
         await box.exec(("truncate", "-s", "60M", "f"))
-        assert await box.read_file("f", limit_bytes=1000) == bytes(1000)
+        for limit, size in ((1000, 60 << 20), (1 << 20, 60 << 20), (7, 8), (0, 8)):
+            if size == 8:
+                await box.write_file("f", b"12345678")
+            with pytest.raises(FileTooLargeError, match="limit_bytes") as refused:
+                await box.read_file("f", limit_bytes=limit)
+            assert refused.value.size_bytes == size
+        assert await box.read_file("f", limit_bytes=2**40) == b"12345678"
+        await box.write_file("f", b"")
+        assert await box.read_file("f", limit_bytes=0) == b""
+        for nonsense in (-1, 2**63):
+            with pytest.raises(ValueError, match="limit_bytes"):
+                await box.read_file("f", limit_bytes=nonsense)
 
     in_box(pool, use)
 

@@ -341,3 +341,21 @@ def test_layers_that_snapshots_keep_are_not_charged_to_the_next_box(stateful: Sa
     for _ in range(4):
         in_box(stateful, keep)
         assert in_box(stateful, use) is ExecStatus.OK
+
+
+def test_files_for_folders_of_this_host_are_refused_and_change_nothing(
+    stateful: SandboxPool, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "t.tar", "w") as archive:
+        for name in ("work/new", "usr/local/lost"):
+            info = member(name)
+            info.size = 1
+            archive.addfile(info, io.BytesIO(b"x"))
+
+    async def use(box: StatefulSandbox) -> None:
+        await sh(box, "echo kept > f")
+        with pytest.raises(UserError, match=r"usr/local/lost.* would be hidden.* --image"):
+            await box.import_tar(tmp_path / "t.tar")
+        assert await sh(box, "cat f; ls") == "kept\nf\n"
+
+    in_box(stateful, use)

@@ -37,12 +37,13 @@ def engine(
     """
     from burnish.cli.console import people, write_json
     from burnish.core.config import load_config
+    from burnish.core.disk import require_writable
     from burnish.run.config import RunConfig
 
     if plot is not None and plot.suffix.lower() != ".svg":
-        raise UserError(
-            f"--plot {plot}: only SVG is drawn.", fix=f"--plot {plot.with_suffix('.svg')}"
-        )
+        raise UserError(f"--plot {plot}: only SVG is drawn.", fix="--plot figures.svg")
+    if plot is not None:
+        require_writable(plot, "--plot")
     config = load_config(RunConfig, list(configs), set_ or []).value
     figures = asyncio.run(_measure(config, quick))
     if plot is not None:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from burnish.core.errors import UserError
+
 if TYPE_CHECKING:
     from burnish.run.control.messages import Verb
 
@@ -137,6 +139,8 @@ def share(
 
     shares = {"weight": weight, "min_share": min_share, "max_share": max_share}
     shares["false_pass"] = false_pass
+    if all(value is None for value in shares.values()):
+        raise UserError("there is nothing to change.", fix="burnish control share --help")
     _do(run, Verb.SHARE, domain, as_json=as_json, **shares)
 
 

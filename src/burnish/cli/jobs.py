@@ -86,11 +86,12 @@ def submit(
         directory: of the daemon.
         as_json: all jobs, as JSON.
     """
-    from burnish.core.errors import UserError
+    from burnish.core.config import load_config
+    from burnish.run.config import RunConfig
     from burnish.run.jobs.messages import JobVerb
 
-    if not config.is_file():
-        raise UserError(f"{config}: no such file.", fix="name the TOML file of a run.")
+    # Read here as well: who submits it sees at once what the run would end with.
+    load_config(RunConfig, [config], set_ or [])
     more = {"job_id": name, "config": str(config.absolute()), "overrides": set_ or []}
     about = {"units": units, "priority": priority, "tenant": tenant}
     _show(_ask(directory, JobVerb.SUBMIT, **more, **about), as_json=as_json)

@@ -28,20 +28,13 @@ def verify(
         as_json: one JSON array of reports.
     """
     from burnish.cli.console import people, table, write_json
-    from burnish.sandbox.audit.heads import HEADS, Heads
-    from burnish.sandbox.audit.verify import verify as verify_one
-    from burnish.sandbox.audit.verify import verify_all
     from burnish.sandbox.remote.daemon import audit_folder
 
-    path = path or audit_folder()
-    if path.is_dir():
-        reports = verify_all(path, heads)
-    elif heads is None:
-        reports = (verify_one(path),)
+    if path is None:
+        path = audit_folder()
     else:
-        place = heads.parent if heads.name == HEADS else path.parent
-        known = Heads(heads, place).read().get(_name_below(path, place))
-        reports = (verify_one(path, known),)
+        _require_file(path)
+    reports = _reports(path, heads)
     if as_json:
         write_json(reports)
     elif reports:
@@ -61,12 +54,36 @@ def show(path: Path, /, *, as_json: Annotated[bool, _JSON] = False) -> None:
     from burnish.cli.console import people, table, write_json
     from burnish.sandbox.audit.verify import read
 
+    _require_file(path)
     lines = list(read(path))
     if as_json:
         for line in lines:
             write_json(line)
         return
     people().print(table(("#", "time", "event", "what"), [_event_row(line) for line in lines]))
+
+
+def _require_file(path: Path) -> None:
+    from burnish.core.disk import require_regular
+
+    require_regular(path, "give the path of an audit log")
+
+
+def _reports(path: Path, heads: Path | None) -> tuple["Report", ...]:
+    from burnish.core.disk import require_regular
+    from burnish.sandbox.audit.heads import HEADS, Heads
+    from burnish.sandbox.audit.verify import verify as verify_one
+    from burnish.sandbox.audit.verify import verify_all
+
+    if heads is not None:
+        require_regular(heads, f"give the file of heads, {HEADS}")
+    if path.is_dir():
+        return tuple(verify_all(path, heads))
+    if heads is None:
+        return (verify_one(path),)
+    place = heads.parent if heads.name == HEADS else path.parent
+    known = Heads(heads, place).read().get(_name_below(path, place))
+    return (verify_one(path, known),)
 
 
 def _name_below(path: Path, place: Path) -> str:

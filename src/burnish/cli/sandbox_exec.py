@@ -1,5 +1,6 @@
 """`burnish sandbox exec`: a command in a box, as if it were one here."""
 
+import math
 import os
 import re
 import select
@@ -161,8 +162,10 @@ def _limits(bounds: Bounds) -> "Limits":
     except ValueError as error:
         name, _, rest = str(error).removeprefix("limits.").partition(" ")
         flag = _FLAGS[name]
-        verb = "lower" if "at most" in rest else "raise"
-        raise UserError(f"{flag}: {name} {rest}.", fix=f"{verb} {flag}") from error
+        fix = f"{'lower' if 'at most' in rest else 'raise'} {flag}"
+        if not math.isfinite(bounds.timeout):
+            fix = "as in --timeout 60"
+        raise UserError(f"{flag}: {name} {rest}.", fix=fix) from error
     return limits
 
 

@@ -125,6 +125,7 @@ def verify(name: str, /, *, as_json: Annotated[bool, _JSON] = False) -> int:
 
 
 def _add(name: str, source: Path | None, tag: str | None, debian: Debian) -> "Image":
+    from burnish.core.disk import require_regular
     from burnish.sandbox.images.store import ImagesConfig
 
     fix = "burnish sandbox image add NAME DIRECTORY-OR-TAR, or --suite bookworm"
@@ -138,6 +139,9 @@ def _add(name: str, source: Path | None, tag: str | None, debian: Debian) -> "Im
     assert source is not None
     if not source.exists():
         raise UserError(f"there is no {source}.", fix=fix)
+    require_regular(source, fix)
+    if not (any(source.iterdir()) if source.is_dir() else source.stat().st_size):
+        raise UserError(f"{source} is empty: no program could run.", fix=fix)
     if tag is not None or _is_layout(source):
         return store.add_oci(name, source, tag)
     return store.add_directory(name, source) if source.is_dir() else store.add_tar(name, source)

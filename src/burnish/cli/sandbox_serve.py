@@ -1,6 +1,7 @@
 """`burnish sandbox serve`: lend the boxes of this machine to others."""
 
 import asyncio
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,8 +47,8 @@ def serve(
         audit: directory for a log of each box.
         as_json: where it listens, as one JSON object.
     """
-    if lease < 1:
-        raise UserError(f"--lease {lease:g} is below 1 s.", fix="as in --lease 60")
+    if not 1 <= lease < math.inf:
+        raise UserError(f"--lease {lease:g} is not 1 s or more.", fix="as in --lease 60")
     config = _serve_config(listen, socket, token_file, (tls_cert, tls_key), lease)
     boxes = _pool_config(backend, max_boxes, audit, storage, storage_directory)
     asyncio.run(_serve(config, boxes, as_json=as_json))

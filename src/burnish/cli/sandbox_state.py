@@ -150,6 +150,8 @@ def import_(box: str, file: Path, /, *, as_json: Annotated[bool, _JSON] = False)
 
     if not file.is_file():
         raise UserError(f"there is no file {file}.", fix="name a tar file")
+    if not file.stat().st_size:
+        raise UserError(f"{file} is empty, which no tar is.", fix="make it anew: tar cf FILE ...")
     try:
         with_box(box, lambda b: b.import_tar(file))
     except UserError:

@@ -26,12 +26,12 @@ def simulate(
         policy: one to run, may be repeated; all that the scenario knows if absent.
         tier: s (seconds), m (300 domains) or l (1,000 domains).
         seeds: worlds drawn; the intervals are over them.
-        plot: draw the curves into this SVG or HTML file.
+        plot: draw the curves into this file, which ends in .png, .svg or .html.
         as_json: print one JSON object per scenario.
     """
     from burnish.cli.console import people, write_json
     from burnish.plan.comparison import compare_all, record, tier_of
-    from burnish.plan.picture import draw
+    from burnish.plan.picture import check_target, draw
     from burnish.plan.registry import scenario
     from burnish.plan.registry import scenarios as known
 
@@ -41,6 +41,8 @@ def simulate(
     names = tuple(known()) if scenarios == ("all",) else scenarios
     chosen = [scenario(name) for name in names]
     wanted = [(s, tuple(policy or s.policies())) for s in chosen]
+    if plot is not None:
+        check_target(plot)
     done = compare_all(wanted, tier_of(tier), seeds)
     for comparison in done:
         if as_json:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from rich.console import Group
+from burnish.cli.top_layout import Fit
+from burnish.cli.top_rows import DOMAIN_HEADERS, JOB_HEADERS, domain_cells, headlines, job_rows
 
-    from burnish.observe.standing import DomainStanding, Standing
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+
+    from burnish.observe.standing import Standing
 
 _REFRESH_S = 2.0
-_NONE = "-"
 
 
 def top(
@@ -42,23 +44,16 @@ def top(
         write_json({**msgspec.to_builtins(standing), "jobs": jobs_beside(run)})
         return
     console = people()
-    if once or not standing.is_live or not sys.stdout.isatty():
+    is_terminal = sys.stdout.isatty()
+    if once or not standing.is_live or not is_terminal:
         with console.capture() as shown:
-            console.print(picture(standing, jobs_beside(run)))
+            # A log has room for all that there is to say.
+            fit = Fit(console, all_rows=True) if is_terminal else None
+            console.print(picture(standing, jobs_beside(run), fit))
         # Columns are padded, which only a terminal needs.
         sys.stdout.writelines(f"{line.rstrip()}\n" for line in shown.get().splitlines())
         return
-    from rich.live import Live
-
-    try:
-        with Live(picture(standing, jobs_beside(run)), console=console, screen=False) as view:
-            while standing.is_live:
-                time.sleep(_REFRESH_S)
-                standing = look(run)
-                view.update(picture(standing, jobs_beside(run)), refresh=True)
-    except KeyboardInterrupt:
-        # The way out of a view, not an interruption of anything.
-        return
+    _follow(run, standing, console)
 
 
 def look(run: Path) -> Standing:
@@ -104,85 +99,40 @@ def jobs_beside(run: Path) -> list[dict[str, Any]]:
     return []
 
 
-def picture(standing: Standing, jobs: list[dict[str, Any]]) -> Group:
-    """Everything on one screen."""
+def picture(standing: Standing, jobs: list[dict[str, Any]], fit: Fit | None = None) -> Group:
+    """Everything on one screen, or, without one to fit, everything at its full length."""
     from rich.console import Group
     from rich.text import Text
 
     from burnish.cli.console import table
     from burnish.observe.printable import printable
 
-    headers = ("domain", "share", "cost", "pass", "gain/cost", "waits", "state", "why")
+    head = [Text(printable(line, keep="")) for line in headlines(standing)]
+    if fit is not None:
+        return Group(*fit.lay_out(head, standing, job_rows(jobs)))
     rows = [
         tuple(printable(cell, keep="") for cell in domain_cells(domain))
         for domain in standing.domains
     ]
-    parts: list[Any] = [Text(printable(line, keep="")) for line in headlines(standing)]
+    parts: list[Any] = list(head)
     if rows:
-        parts += [Text(), table(headers, rows)]
+        parts += [Text(), table(DOMAIN_HEADERS, rows)]
     if jobs:
-        parts += [Text(), table(("job", "tenant", "state", "units", "lent"), job_rows(jobs))]
+        parts += [Text(), table(JOB_HEADERS, job_rows(jobs))]
     return Group(*parts)
 
 
-def headlines(standing: Standing) -> list[str]:
-    """Steps, speed, idle time and load, in two lines."""
-    of = f" of {standing.num_steps}" if standing.num_steps is not None else ""
-    first = f"{standing.state}, step {standing.step}{of}"
-    # Whoever stands still has no speed; that of the last step would be taken for one.
-    is_training = standing.state == "training"
-    speeds = [
-        f"{name} {value:,.0f} tok/s{when}" + (f", idle {idle:.0%}" if idle is not None else "")
-        for name, value, when, idle in (
-            ("engine", standing.engine_tokens_per_s, "", standing.engine_idle),
-            ("trainer", standing.trainer_tokens_per_s, " while it computes", standing.trainer_idle),
-        )
-        if value is not None and is_training
-    ]
-    load = []
-    if standing.running is not None:
-        load.append(f"{standing.running} requests decoding, {standing.waiting or 0} waiting")
-    if standing.load_target is not None:
-        load.append(f"target {standing.load_target:.2f} per slot")
-    if standing.groups:
-        groups = standing.groups
-        load.append(f"groups: {groups['running']} sampled, {groups['waiting']} to be trained")
-    lines = ["  ".join([first, *speeds]), *filter(None, [standing.note])]
-    return lines + (["load: " + "; ".join(load)] if load else [])
+def _follow(run: Path, standing: Standing, console: Console) -> None:
+    """Draw it in place until the run ends, or somebody has seen enough."""
+    from rich.live import Live
 
-
-def domain_cells(domain: DomainStanding) -> tuple[str, ...]:
-    """One row of the table."""
-    bound = _NONE if domain.bound is None else str(domain.bound)
-    state = domain.breaker or "ok"
-    if domain.quarantined is not None:
-        state = f"quarantined: {domain.quarantined}"
-    why = domain.why.partition(": ")[2] or domain.why
-    return (
-        domain.domain,
-        f"{domain.share:.1%}",
-        _percent(domain.cost_ratio),
-        _percent(domain.pass_rate),
-        _NONE if domain.gain_per_cost is None else f"{domain.gain_per_cost:+.1e}",
-        f"{_NONE if domain.wait is None else domain.wait} of {bound}",
-        state,
-        "; ".join(filter(None, (why, domain.items))),
-    )
-
-
-def job_rows(jobs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Rows of the jobs' table."""
-    return [
-        (
-            job["spec"]["job_id"],
-            job["spec"]["tenant"],
-            job["state"] + (", guest" if job["is_guest"] else ""),
-            str(job["spec"]["units"]),
-            str(job["lent"]),
-        )
-        for job in jobs
-    ]
-
-
-def _percent(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.1%}"
+    try:
+        shown = picture(standing, jobs_beside(run), Fit(console))
+        with Live(shown, console=console, screen=False) as view:
+            while standing.is_live:
+                time.sleep(_REFRESH_S)
+                standing = look(run)
+                view.update(picture(standing, jobs_beside(run), Fit(console)), refresh=True)
+    except KeyboardInterrupt:
+        # The way out of a view, not an interruption of anything.
+        return

@@ -190,9 +190,10 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """The first `limit_bytes` of a regular file under `/work`, never through a symbolic link.
+        """All of a regular file under `/work`, never through a symbolic link, never a part of it.
 
         Raises:
+            FileTooLargeError: it has more than `limit_bytes`; says how many.
             FileNotFoundError: if it is absent or not a regular file.
             BlockingIOError: if processes that were kept leave no room for the one that reads.
         """

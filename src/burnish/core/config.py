@@ -24,6 +24,7 @@ from burnish.core.toml_text import KeyPath, dotted, key_lines, toml_value
 
 DEFAULT_ORIGIN = "default"
 SET_ORIGIN = "--set"
+_MAX_FILE_BYTES = 2**24
 
 
 class Config(BaseModel):
@@ -211,19 +212,32 @@ def _comment(origin: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in origin)
 
 
-def _read_file(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def _read_text(file: Path) -> str:
+    fix = "give a TOML file that you may read."
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        with open(file, "rb") as stream:
+            data = stream.read(_MAX_FILE_BYTES + 1)
+        if len(data) <= _MAX_FILE_BYTES:
+            return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{file}: no such file.", fix="check the path of the config.") from None
     except UnicodeDecodeError as error:
         what = f"{file}: not UTF-8 text (byte {error.start})."
         raise UserError(what, fix="save it as UTF-8.") from None
     except OSError as error:
-        what = f"{file}: cannot be read ({error.strerror})."
-        raise UserError(what, fix="give a TOML file that you may read.") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror}).", fix=fix) from None
+    except ValueError as error:
+        raise UserError(f"{str(file)!r}: no path ({error}).", fix=fix) from None
+    raise UserError(f"{file}: more than {_MAX_FILE_BYTES} bytes: no configuration.", fix=fix)
+
+
+def _read_file(file: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    text = _read_text(file)
     try:
         return tomllib.loads(text), key_lines(text.replace("\r\n", "\n"))
+    except RecursionError:
+        what = f"{file}: tables or arrays stand too deep in each other."
+        raise UserError(what, fix="give a TOML file of a run.") from None
     except tomllib.TOMLDecodeError as error:
         place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
         message = str(error)[: place.start()] if place else str(error)

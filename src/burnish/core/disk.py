@@ -71,6 +71,51 @@ def replaceable(path: Path) -> Path:
     return target
 
 
+def require_regular(path: Path, fix: str) -> None:
+    """Refuse a pipe or a device, which would be waited for or read without end.
+
+    Raises:
+        UserError: the path leads to neither a regular file nor a directory, or nowhere.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}.", fix=fix) from error
+    except ValueError as error:
+        raise UserError(f"{str(path)!r} is no path: {error}.", fix=fix) from error
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UserError(f"{path} is no regular file.", fix=fix)
+
+
+def require_writable(path: Path, flag: str) -> None:
+    """Refuse a file that could not be written, before the work for it is done.
+
+    Raises:
+        UserError: names the flag, what is in the way, and what to give instead.
+    """
+    why = ""
+    try:
+        if path.is_dir():
+            why = "it is a directory"
+        elif not path.parent.is_dir():
+            why = f"there is no directory {path.parent}"
+        else:
+            replaceable(path)
+            # Modes do not tell all: of file systems that take no files at all, for instance.
+            trial = _temporary(path)
+            os.close(os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            trial.unlink()
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:
+        if isinstance(error, UserError):
+            raise
+        why = str(error)  # a NUL byte
+    if why:
+        fix = f"{flag} FILE, in a directory of yours that exists"
+        raise UserError(f"{flag} {path} cannot be written: {why}.", fix=fix)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` with `data`: after a crash the file is the old or the new one, never a mix.
 
@@ -81,7 +126,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         UserError: what is there is no regular file.
     """
     replaceable(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary(path)
     with full_disk_is_one_line(path):
         try:
             with open(temporary, "wb") as file:
@@ -93,6 +138,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def _is_same(path: Path, found: os.stat_result) -> bool:

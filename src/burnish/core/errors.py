@@ -1,5 +1,6 @@
 """Errors: what a user did wrong, and failures classified once, at a boundary."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,6 +30,30 @@ class ClassifiedFailure(Exception):
         """Wrap a failure record."""
         self.failure = failure
         super().__init__(f"[{failure.kind}] {failure.where}: {failure.message}")
+
+
+class FileTooLargeError(OSError):
+    """A file has more bytes than its reader would take; none of them was given."""
+
+    def __init__(self, message: str, size_bytes: int) -> None:
+        """Of a file of this size; see `too_large` for what the message says."""
+        super().__init__(errno.EFBIG, message)
+        self.message = message
+        self.size_bytes = size_bytes
+
+    def __str__(self) -> str:
+        """Without the number of an error."""
+        return self.message
+
+    @classmethod
+    def too_large(cls, path: str, size_bytes: int, limit_bytes: int) -> "FileTooLargeError":
+        """Name the file, its size and how to get more of it."""
+        name = path.encode("utf-8", "backslashreplace").decode()
+        return cls(
+            f"{name} has {size_bytes} bytes, more than limit_bytes = {limit_bytes}: raise that, "
+            "or cut the file in the box, as with `head -c`",
+            size_bytes,
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from burnish.plan.scenario import Curve, Scenario, Tier, Trial
 # Seeds that no constant was chosen on. Those below 1000 were used for that, those from 1000 on were
 # looked at in between.
 HELD_OUT_SEED = 2000
+_MOST_SEEDS = 10_000
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; the normal one beyond.
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160)
 
@@ -133,6 +134,9 @@ def compare_all(
             )
     if num_seeds < 1:
         raise UserError(f"{num_seeds} seeds show nothing.", fix="use --seeds 3 or more.")
+    if num_seeds > _MOST_SEEDS:
+        what = f"{num_seeds} seeds are more than the {_MOST_SEEDS} that can be held."
+        raise UserError(what, fix="use --seeds 100: intervals shrink with its root.")
     seeds = range(first_seed, first_seed + num_seeds)
     trials = iter(_run_all([(s.name, p, tier, i) for s, ps in wanted for p in ps for i in seeds]))
     done = []

@@ -1,4 +1,4 @@
-"""Curves of a comparison as one SVG file, or the same inside a page with the figures as tables."""
+"""Curves of a comparison as an SVG or PNG file, or inside a page with the figures as tables."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from pathlib import Path
 
 from markupsafe import escape
 
+from burnish.core.disk import require_writable, write_atomically
 from burnish.core.errors import UserError, one_line
+from burnish.plan.canvas import Anchor, Canvas
 from burnish.plan.comparison import Comparison, Result, mean_curve
+from burnish.plan.png_canvas import PngCanvas
+from burnish.plan.svg_canvas import SvgCanvas
 
 _WIDTH, _PANEL = 860.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60.0, 640.0, 40.0, 270.0
 _COLOURS = ("#1f6feb", "#c2410c", "#15803d", "#7c3aed", "#0e7490", "#a16207", "#be185d", "#374151")
-_DASHES = ("", "6 3", "2 3")
-_STYLE = (
-    "text{font:12px system-ui,sans-serif;fill:#1f2328}.title{font-weight:600;font-size:15px}"
-    ".axis{stroke:#8c959f}.grid{stroke:#d0d7de}"
-)
+_DASHES = ((), (6.0, 3.0), (2.0, 3.0))
+_GRID = "#d0d7de"
+_NUM_GRID_LINES = 5
+ENDINGS = (".png", ".svg", ".html")
 _PAGE = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>burnish simulate</title><style>'
     "body{font:14px system-ui,sans-serif;margin:24px;color:#1f2328}table{border-collapse:collapse}"
@@ -26,18 +29,38 @@ _PAGE = (
 )
 
 
+def check_target(path: Path) -> None:
+    """Refuse a file that `draw` could not write, before the work is done.
+
+    Raises:
+        UserError: its ending is of no kind that is drawn, or it cannot be written.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise UserError(
+            f"--plot {path}: pictures are PNG, SVG or HTML, and the name ends in none of them.",
+            fix=f"--plot {path.with_suffix('.png') if path.name else 'curves.png'}",
+        )
+    require_writable(path, "--plot")
+
+
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Write the picture; a name that ends in .html gives a page.
+    """Write the picture, of the kind that the name's ending says.
 
     Raises:
         UserError: if the file cannot be written.
     """
-    text = svg(comparisons)
-    if path.suffix == ".html":
+    check_target(path)
+    ending = path.suffix.lower()
+    if ending == ".png":
+        data = png(comparisons)
+    elif ending == ".svg":
+        data = svg(comparisons).encode()
+    else:
         tables = "".join(_table(c) for c in comparisons)
-        text = f"{_PAGE}<h1>Scheduling policies, simulated</h1>{text}{tables}</html>\n"
+        title = "<h1>Scheduling policies, simulated</h1>"
+        data = f"{_PAGE}{title}{svg(comparisons)}{tables}</html>\n".encode()
     try:
-        path.write_text(text)
+        write_atomically(path, data)
     except OSError as error:
         raise UserError(
             f"--plot {path} cannot be written: {one_line(error)}.", fix="give another path."
@@ -46,16 +69,24 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
 
 def svg(comparisons: Sequence[Comparison]) -> str:
     """One panel per scenario."""
-    body = "".join(_panel(c, i * _PANEL) for i, c in enumerate(comparisons))
-    height = _PANEL * len(comparisons)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH:g}" height="{height:g}" '
-        f'viewBox="0 0 {_WIDTH:g} {height:g}"><style>{_STYLE}</style>'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>{body}</svg>\n'
-    )
+    canvas = SvgCanvas(_WIDTH, _PANEL * len(comparisons))
+    _panels(comparisons, canvas)
+    return canvas.svg()
 
 
-def _panel(comparison: Comparison, top: float) -> str:
+def png(comparisons: Sequence[Comparison]) -> bytes:
+    """The same."""
+    canvas = PngCanvas(_WIDTH, _PANEL * len(comparisons))
+    _panels(comparisons, canvas)
+    return canvas.png()
+
+
+def _panels(comparisons: Sequence[Comparison], canvas: Canvas) -> None:
+    for number, comparison in enumerate(comparisons):
+        _panel(comparison, number * _PANEL, canvas)
+
+
+def _panel(comparison: Comparison, top: float, canvas: Canvas) -> None:
     curves = [(r, mean_curve(r.trials)) for r in comparison.results]
     xs = [x for _, c in curves for x, _ in c.points]
     ys = [y for _, c in curves for _, y in c.points]
@@ -70,39 +101,22 @@ def _panel(comparison: Comparison, top: float) -> str:
         return top + _BOTTOM - (y - low) / (high - low) * (_BOTTOM - _TOP)
 
     about = curves[0][1]
-    parts = [
-        f'<text class="title" x="{_LEFT:g}" y="{top + 24:g}">{escape(comparison.scenario)}: '
-        f"{escape(about.name)}</text>"
-    ]
-    for i in range(5):
-        y = low + (high - low) * i / 4
-        parts.append(
-            f'<line class="grid" x1="{_LEFT:g}" x2="{_RIGHT:g}" y1="{down(y):.1f}" '
-            f'y2="{down(y):.1f}"/><text x="{_LEFT - 8:g}" y="{down(y) + 4:.1f}" '
-            f'text-anchor="end">{y:.3g}</text>'
-        )
+    canvas.text((_LEFT, top + 24), f"{comparison.scenario}: {about.name}", title=True)
+    for i in range(_NUM_GRID_LINES):
+        y = low + (high - low) * i / (_NUM_GRID_LINES - 1)
+        canvas.line([(_LEFT, down(y)), (_RIGHT, down(y))], _GRID, 1.0)
+        canvas.text((_LEFT - 8, down(y) + 4), f"{y:.3g}", anchor=Anchor.END)
     for x in (first, last):
-        parts.append(
-            f'<text x="{across(x):.1f}" y="{top + _BOTTOM + 18:g}" '
-            f'text-anchor="middle">{x:g}</text>'
-        )
-    parts.append(
-        f'<text x="{(_LEFT + _RIGHT) / 2:g}" y="{top + _BOTTOM + 34:g}" '
-        f'text-anchor="middle">{escape(about.x_label)}</text>'
-    )
+        canvas.text((across(x), top + _BOTTOM + 18), f"{x:g}", anchor=Anchor.MIDDLE)
+    middle = ((_LEFT + _RIGHT) / 2, top + _BOTTOM + 34)
+    canvas.text(middle, about.x_label, anchor=Anchor.MIDDLE)
     for number, (result, curve) in enumerate(curves):
         colour = _COLOURS[number % len(_COLOURS)]
         dash = _DASHES[number // len(_COLOURS) % len(_DASHES)]
-        line = " ".join(f"{across(x):.1f},{down(y):.1f}" for x, y in curve.points)
+        canvas.line([(across(x), down(y)) for x, y in curve.points], colour, 1.8, dash)
         key = top + _TOP + 16 * number
-        parts.append(
-            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8" '
-            f'stroke-dasharray="{dash}"/><line x1="{_RIGHT + 14:g}" x2="{_RIGHT + 40:g}" '
-            f'y1="{key:g}" y2="{key:g}" stroke="{colour}" stroke-width="2.5" '
-            f'stroke-dasharray="{dash}"/><text x="{_RIGHT + 46:g}" y="{key + 4:g}">'
-            f"{escape(_label(result))}</text>"
-        )
-    return "".join(parts)
+        canvas.line([(_RIGHT + 14, key), (_RIGHT + 40, key)], colour, 2.5, dash)
+        canvas.text((_RIGHT + 46, key + 4), _label(result))
 
 
 def _label(result: Result) -> str:

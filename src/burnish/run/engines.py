@@ -57,6 +57,11 @@ def _check_local(config: RunConfig) -> None:
             'engine.remote.urls is set, but engine.backend is "local".',
             fix="set engine.backend to vllm or sglang, or remove the URLs.",
         )
+    if engine.device != "cpu":
+        # First of all: who mistyped it would be sent after what such a device cannot do.
+        from burnish.rollout.engine.placement import find_device
+
+        find_device(engine.device)
     if engine.device != "cpu" and engine.canary_tolerance == 0.0:
         raise UserError(
             f"engine.canary_tolerance = 0 demands equal bits, which {engine.device} and the "

@@ -12,10 +12,15 @@ import secrets
 import stat
 from typing import NamedTuple
 
+from burnish.core.errors import FileTooLargeError
+
 # Those that `os.fsdecode` makes of bytes that are not UTF-8 do pass.
 UNSPEAKABLE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 32
+_CHUNK_BYTES = 2**20
+# The largest file of Linux.
+_MOST_BYTES = 2**63
 
 
 class Owner(NamedTuple):
@@ -63,9 +68,10 @@ def write_file(root_fd: int, path: str, data: bytes, owner: Owner | None) -> Non
 
 
 def read_file(root_fd: int, path: str, limit_bytes: int) -> bytes:
-    """At most the first `limit_bytes` of a regular file.
+    """All of a regular file.
 
     Raises:
+        FileTooLargeError: it has more than `limit_bytes`.
         FileNotFoundError: absent, not a regular file, or behind a link.
     """
     *parents, name = split_path(path)
@@ -79,11 +85,40 @@ def read_file(root_fd: int, path: str, limit_bytes: int) -> bytes:
             os.close(folder)
     except OSError as error:
         raise FileNotFoundError(errno.ENOENT, "no regular file", path) from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
+        return read_whole(descriptor, path, limit_bytes)
+    finally:
         os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
-    with open(descriptor, "rb") as file:
-        return file.read(limit_bytes)
+
+
+def read_whole(descriptor: int, path: str, limit_bytes: int) -> bytes:
+    """All of an open file, which is called `path` in what is raised.
+
+    Raises:
+        FileTooLargeError: it has more than `limit_bytes`.
+    """
+    size = os.fstat(descriptor).st_size
+    if size > limit_bytes:
+        raise FileTooLargeError.too_large(path, size, limit_bytes)
+    data = os.pread(descriptor, size + 1, 0)
+    # It may have grown meanwhile, and one read gives at most 2 GiB.
+    while (part := os.pread(descriptor, _CHUNK_BYTES, len(data))) and len(data) <= limit_bytes:
+        data += part
+    if len(data) > limit_bytes:
+        raise FileTooLargeError.too_large(path, len(data), limit_bytes)
+    return data
+
+
+def check_limit(limit_bytes: int) -> None:
+    """Refuse what is no number of bytes.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not 0 <= limit_bytes < _MOST_BYTES:
+        raise ValueError(f"limit_bytes must be 0 to {_MOST_BYTES - 1}, got {limit_bytes}")
 
 
 def _open_folder(root_fd: int, parts: list[str], owner: Owner | None, *, create: bool) -> int:

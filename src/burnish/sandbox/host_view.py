@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")
 OWN_PACKAGE = str(Path(__file__).parents[1])
 """Directory of `burnish` itself."""
 PASSWD = "root:x:0:0::/nonexistent:/bin/false\nnobody:x:65534:65534::/work:/bin/sh\n"
@@ -31,6 +32,16 @@ def system_paths() -> tuple[HostPath, ...]:
         elif os.path.isdir(path):
             found.append(HostPath(path, None))
     return tuple(found)
+
+
+def system_files() -> tuple[str, ...]:
+    """What programs need besides, as far as it is on this host."""
+    return tuple(path for path in _SYSTEM_FILES if os.path.exists(path))
+
+
+def covered_paths() -> tuple[str, ...]:
+    """Where a box has this host's files, or links to them, over whatever it stores itself."""
+    return (*(entry.path for entry in system_paths()), *system_files())
 
 
 def hidden_paths(search_path: Sequence[str], system: Sequence[HostPath]) -> tuple[str, ...]:

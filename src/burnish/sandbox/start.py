@@ -5,7 +5,6 @@ Backends are imported when they are chosen: a machine needs only what its own on
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from burnish.core.boxes import SandboxPool
@@ -130,6 +129,7 @@ def _docker(wanted: Wanted) -> SandboxPool:
 
 def _remote(wanted: Wanted) -> SandboxPool:
     from burnish.sandbox.remote.fleet import FleetPool
+    from burnish.sandbox.remote.token_file import read_token
 
     config = wanted.config
     if not config.hosts:
@@ -137,18 +137,8 @@ def _remote(wanted: Wanted) -> SandboxPool:
             "the remote sandbox has no hosts.",
             fix='set hosts = ["https://HOST:PORT"], where `burnish sandbox serve` runs',
         )
-    token = None if config.token_file is None else _token(config.token_file)
+    token = None if config.token_file is None else read_token(config.token_file)
     return FleetPool(config.hosts, token)
-
-
-def _token(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"the token file {path} cannot be read: {error}.",
-            fix="set token_file to the right path",
-        ) from error
 
 
 def _discard(event: object) -> None:

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from burnish.schedule.curriculum.group_size import GroupSizes
 from burnish.schedule.curriculum.tiers import Tiers
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.schedule.track import Tracks
-from burnish.schedule.values.base import Policy, StepOutcome, Unit, View
-from burnish.schedule.values.columns import Bools, Floats
+from burnish.schedule.values.base import NUM_BANDS, Policy, StepOutcome, Unit, View, band_of
+from burnish.schedule.values.columns import Bools, Floats, Ints
 from burnish.schedule.values.dealer import Dealer
 from burnish.schedule.values.projection import normalised
 from burnish.schedule.wishes import Wishes
@@ -28,6 +29,8 @@ class StepResult(NamedTuple):
     """Of these, scored."""
     passed_DK: Floats
     """Of these, passed."""
+    spread_D: Floats
+    """Sum over groups of the spread of scores inside them, 0 (none) to 1 (half pass)."""
     cost_D: Floats
     """Cost of all attempts."""
     trained_tokens_D: Floats
@@ -51,6 +54,7 @@ class StepScheduler:
         group_size: int,
         floor: float,
         guarded: bool,
+        sizes: GroupSizes | None = None,
     ) -> None:
         """Nothing seen yet.
 
@@ -63,10 +67,11 @@ class StepScheduler:
             floor: part of the budget dealt in equal cost, if the policy protects one.
             guarded: whether nobody may wait beyond the deadline, and newcomers are tried first;
                 baselines as published do neither.
+            sizes: of groups by share, around `group_size`; all alike without.
         """
         num_rows = len(size_D)
         self.policy, self._wishes, self._size_D = policy, wishes, size_D
-        self._group_size, self._guarded = group_size, guarded
+        self._group_size, self._guarded, self._sizes = group_size, guarded, sizes
         self._floor = floor if policy.protects else 0.0
         self._warmup_probes = DomainScheduleConfig().warmup_picks if guarded else 0
         self.tiers = Tiers(num_rows, num_tiers)
@@ -75,6 +80,10 @@ class StepScheduler:
         self._step = 0
         self._charged_D = np.zeros(num_rows)
         self._num_by_share_D = np.zeros(num_rows)
+        bands = [band_of(tier, num_tiers) for tier in range(num_tiers)]
+        self._band_KB = np.eye(NUM_BANDS)[bands]
+        self.size_D: Floats | None = None
+        """Mean size of each domain's groups in the step that was planned last; None: all alike."""
 
     def plan(self, budget: float, eligible_D: Bools, rng: np.random.Generator) -> Floats:
         """Rollouts per domain and tier for about `budget` of cost."""
@@ -114,9 +123,14 @@ class StepScheduler:
         )
         self._charged_D = dealt.groups_D * self.dealer.price(prices)
         rollouts_DK = np.zeros_like(pass_DK)
-        rollouts_DK[np.arange(len(share_D)), tiers.choose(rng)] += dealt.groups_D * self._group_size
+        rows, tier_D = np.arange(len(share_D)), tiers.choose(rng)
+        each_D = np.full(len(rows), float(self._group_size))
+        if self._sizes is not None:
+            each_D = _sized(self._sizes, dealt.groups_D, pass_DK[rows, tier_D], rng)
+            self.size_D = np.where(each_D > 0.0, each_D, float(self._group_size))
+        rollouts_DK[rows, tier_D] += np.rint(dealt.groups_D * each_D)
         rollouts_DK += (dealt.probes_D * each)[:, None]
-        self._num_by_share_D = dealt.groups_D
+        self._num_by_share_D = dealt.groups_D * each_D / self._group_size
         return rollouts_DK
 
     def observe(self, result: StepResult) -> None:
@@ -124,17 +138,13 @@ class StepScheduler:
         self._step += 1
         tracks, size = self.tracks, self._group_size
         completed_D = result.completed_DK.sum(axis=1)
-        rate_DK = result.passed_DK / np.maximum(result.completed_DK, 1.0)
-        spread_DK = 2.0 * np.sqrt(rate_DK * (1.0 - rate_DK))
-        groups_DK = result.completed_DK / size
-        spread_D = (spread_DK * groups_DK).sum(axis=1)
         judged_D = result.attempted_DK.sum(axis=1) / size
         tracks.judged_many(
             num_groups_D=judged_D,
             num_scored_D=completed_D,
             cost_D=result.cost_D,
             pass_rate_D=result.passed_DK.sum(axis=1) / np.maximum(completed_D, 1.0),
-            spread_D=spread_D,
+            spread_D=result.spread_D,
         )
         tracks.settled_many(judged_D, result.trained_tokens_D)
         tracks.rows["false_pass"] = result.false_pass_D
@@ -142,11 +152,11 @@ class StepScheduler:
         self.tiers.observe(result.completed_DK, result.passed_DK)
         self.policy.observe(
             StepOutcome(
-                attempted_DK=result.attempted_DK,
-                completed_DK=result.completed_DK,
-                passed_DK=result.passed_DK,
-                groups_D=groups_DK.sum(axis=1),
-                spread_D=spread_D,
+                attempted_DK=result.attempted_DK @ self._band_KB,
+                completed_DK=result.completed_DK @ self._band_KB,
+                passed_DK=result.passed_DK @ self._band_KB,
+                groups_D=(result.completed_DK / size).sum(axis=1),
+                spread_D=result.spread_D,
                 cost_D=result.cost_D,
                 alignment_D=result.alignment_D,
             )
@@ -172,6 +182,7 @@ class StepScheduler:
             "tiers": self.tiers.state(),
             "tracks": self.tracks.rows.state(),
             "dealer": self.dealer.state(),
+            "sizes": self._sizes.state() if self._sizes is not None else None,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -181,3 +192,15 @@ class StepScheduler:
         self.tiers.load(state["tiers"])
         self.tracks.rows.load(state["tracks"])
         self.dealer.load(state["dealer"])
+        if self._sizes is not None:
+            self._sizes.load(state["sizes"])
+
+
+def _sized(sizes: GroupSizes, groups_D: Floats, pass_D: Floats, rng: np.random.Generator) -> Floats:
+    """Mean size of each domain's groups, 0 without any; they come in no order, as in the run."""
+    num_D: Ints = groups_D.astype(np.int64)
+    total_D = np.zeros(len(num_D))
+    for row in rng.permutation(np.repeat(np.arange(len(num_D)), num_D)):
+        total_D[row] += sizes.next(float(pass_D[row]))
+    mean: Floats = total_D / np.maximum(num_D, 1)
+    return mean

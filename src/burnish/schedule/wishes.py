@@ -13,6 +13,7 @@ from burnish.schedule.values.columns import Floats
 from burnish.schedule.values.names import PolicyName
 
 NO_WISH = DomainShare()
+_ROUNDING = 1e-9
 
 
 class Wishes(NamedTuple):
@@ -83,20 +84,25 @@ def check_wishes(wishes: Mapping[str, DomainShare], floor: float) -> None:
     Raises:
         UserError: naming the first that stands in the way.
     """
+    total = sum(w.weight for w in wishes.values())
+    floors = {name: floor * wish.weight / total for name, wish in wishes.items()}
     least = sum(w.min_share for w in wishes.values())
-    if least > 1.0 + 1e-9:
+    # What the others get in any case cannot be given away as well.
+    others = sum(floors[name] for name, w in wishes.items() if w.min_share < floors[name])
+    beyond = sum(max(w.min_share, floors[name]) for name, w in wishes.items()) > 1.0 + _ROUNDING
+    if beyond:
+        left = f", which leaves less than the floors of the others, {others:.2g}" if others else ""
         raise UserError(
-            f"The min_share values under schedule.domains sum to {least:g}.",
-            fix="lower them until they sum to at most 1.",
+            f"The min_share values under schedule.domains sum to {least:g}{left}.",
+            fix=f"lower them until they sum to at most {1.0 - others:.3g}.",
         )
-    if sum(w.max_share for w in wishes.values()) < 1.0 - 1e-9:
+    if sum(w.max_share for w in wishes.values()) < 1.0 - _ROUNDING:
         raise UserError(
             "The max_share values under schedule.domains sum to less than 1.",
             fix="raise one of them, or remove it.",
         )
-    total = sum(w.weight for w in wishes.values())
     for name, wish in wishes.items():
-        protected = floor * wish.weight / total
+        protected = floors[name]
         if wish.max_share < max(wish.min_share, protected):
             raise UserError(
                 f"schedule.domains.{name}.max_share = {wish.max_share:g} lies below its min_share "

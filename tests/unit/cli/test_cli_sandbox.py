@@ -329,6 +329,20 @@ def test_an_interrupted_command_ends_in_the_box(call: Call, box: str) -> None:
     assert call("exec", box, "true")[0] == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_command_of_a_killed_client_ends_before_the_next_begins(
+    call: Call, box: str, number: signal.Signals
+) -> None:
+    code = f"from burnish.cli.main import main; main(['sandbox', 'exec', '{box}', 'sleep', '1000'])"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL)
+    while not json.loads(call("stats", "--json")[1])["num_running"]:
+        assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait() == -number
+    assert call("exec", box, "true")[0] == 0
+    assert json.loads(call("stats", "--json")[1])["num_running"] == 0
+
+
 def test_a_folder_of_somebody_else_is_not_used(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -429,3 +443,38 @@ def test_a_directory_that_is_not_there_is_named(call: Call, box: str) -> None:
     if status != 127:
         pytest.skip("this backend has words of its own")
     assert "true in /nowhere: No such file or directory" in err
+
+
+def test_pipes_and_empty_files_are_refused_and_never_waited_for(call: Call, tmp_path: Path) -> None:
+    pipe, empty, folder = tmp_path / "pipe", tmp_path / "empty", tmp_path / "folder"
+    os.mkfifo(pipe)
+    empty.touch()
+    folder.mkdir()
+    serve = ("serve", "--listen", "127.0.0.1:0")
+    for path, words in (
+        (pipe, ("image", "add", "x", str(pipe))),
+        (empty, ("image", "add", "x", str(empty))),
+        (folder, ("image", "add", "x", str(folder))),
+        (pipe, ("audit", "verify", str(pipe))),
+        (pipe, ("audit", "show", str(pipe))),
+        (pipe, ("audit", "verify", str(folder), "--heads", str(pipe))),
+        (pipe, (*serve, "--token-file", str(pipe))),
+        (pipe, (*serve, "--tls-cert", str(pipe), "--tls-key", str(pipe))),
+    ):
+        status, out, err = call(*words)
+        assert (status, out, err.count("\n")) == (2, "", 1), words
+        assert f"{path} is " in err
+
+
+def test_an_empty_file_is_no_tar(call: Call, box: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    status, _, err = call("import", box, str(tmp_path / "empty"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "empty, which no tar is" in err
+
+
+@pytest.mark.parametrize("lease", ["nan", "inf", "0.5"])
+def test_a_lease_that_is_no_time_is_refused(call: Call, lease: str) -> None:
+    status, _, err = call("serve", "--listen", "127.0.0.1:0", "--lease", lease)
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"--lease {lease} is not 1 s or more" in err

@@ -1,12 +1,16 @@
 """`burnish top`: the same rows from a live run's answer and from a run's records."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from burnish.cli.main import main
-from burnish.cli.top import domain_cells, headlines
+from burnish.cli.top import picture
+from burnish.cli.top_layout import Fit
+from burnish.cli.top_rows import domain_cells, headlines
 from burnish.core.clock import ManualClock
 from burnish.observe.standing import live_standing, recorded_standing
 from burnish.store.manifest import Manifest
@@ -189,3 +193,65 @@ def test_what_a_model_wrote_does_not_reach_the_terminal_as_control_characters(ru
     with pytest.raises(SystemExit):
         main(("top", str(run)))
     assert "\x1b" not in capsys.readouterr().out
+
+
+def crowd(num: int) -> dict:
+    rows = []
+    for n in range(num):
+        rows.append(status()["domains"][0] | {"domain": f"domain-{n:03}", "share": 1 / (n + 2)})
+    why = {row["domain"]: f"{row['share']:.1%} of cost: " + "many words " * 20 for row in rows}
+    rows[-1]["quarantined"] = "its verifier raises"
+    return status(domains=rows, why=why)
+
+
+def job(n: int) -> dict:
+    return {
+        "spec": {"job_id": f"job-{n}", "tenant": "default", "units": 1},
+        "state": "queued", "is_guest": False, "lent": 0,
+    }  # fmt: skip
+
+
+def screen(num_domains: int, num_jobs: int, width: int, height: int, **options) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None
+    )
+    jobs = [job(n) for n in range(num_jobs)]
+    shown = picture(live_standing(crowd(num_domains)), jobs, Fit(console, **options))
+    console.print(shown)
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "num_jobs", "least"),
+    [(80, 24, 0, 18), (80, 24, 30, 10), (200, 60, 0, 54), (200, 60, 30, 36), (40, 10, 0, 2)],
+)
+def test_a_screen_has_one_line_for_each_domain_and_counts_the_others(
+    width, height, num_jobs, least
+):
+    lines = screen(100, num_jobs, width, height)
+    assert len(lines) <= height - 1, "the cursor has the last line"
+    assert max(map(len, lines)) <= width
+    shown = [line for line in lines if line.startswith("domain-")]
+    assert len(shown) >= least
+    assert [line.split()[0] for line in shown] == [f"domain-{n:03}" for n in range(len(shown))]
+    (more,) = [line for line in lines if line.startswith(f"+{100 - len(shown)} more")]
+    assert width < 60 or "1 of them not ok" in more
+    assert "33.3%" in shown[1]
+    if num_jobs:
+        num_shown = sum(line.startswith("job-") for line in lines)
+        assert any(line.startswith(f"+{30 - num_shown} more jobs") for line in lines)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 60)])
+def test_domains_that_fit_leave_nothing_out(width, height):
+    lines = screen(8, 2, width, height)
+    assert sum(line.startswith("domain-") for line in lines) == 8
+    assert not any(line.startswith("+") for line in lines)
+    (ill,) = [line for line in lines if "quarantined" in line]
+    assert ill.startswith("domain-007")
+
+
+def test_once_on_a_terminal_gives_every_domain_a_line():
+    lines = screen(100, 30, 80, 24, all_rows=True)
+    assert sum(line.startswith("domain-") for line in lines) == 100
+    assert sum(line.startswith("job-") for line in lines) == 30

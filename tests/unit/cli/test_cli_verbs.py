@@ -293,3 +293,55 @@ def test_doctor_tells_versions_of_cgroups_apart(tmp_path: Path) -> None:
     assert _cgroups(tmp_path).detail == "v1: none"
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
     assert _cgroups(tmp_path).detail == "v2: cpu, memory, pids"
+
+
+BROKEN = {
+    "no toml": ("[run\nsteps = 1", "1:5: invalid TOML"),
+    "no key": ("[run]\nstps = 1", 'unknown key "stps"'),
+    "wrong value": ("[run]\nsteps = -1", "steps"),
+    "binary": ("\0\x01", "invalid TOML"),
+    "deep": ("x = " + "[" * 100_000, "too deep"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "words",
+    [["jobs", "submit", "name"], ["run"], ["bench", "engine"], ["config", "explain", "run"]],
+)
+def test_a_broken_configuration_is_one_line_with_its_place(tmp_path, capsys, words, name):
+    text, says = BROKEN[name]
+    file = tmp_path / "broken.toml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main([*words, str(file)])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert str(file) in err
+    assert says in err
+    assert "Fix:" in err
+
+
+def test_a_file_that_is_no_configuration_is_not_read_to_its_end(capsys):
+    for path, says in (("/dev/zero", "no configuration"), ("/", "cannot be read")):
+        with pytest.raises(SystemExit) as ended:
+            main(["jobs", "submit", "name", path])
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["control", "share", "RUN", "d", "--min-share", "nan"], "--min-share 'nan': expected"),
+        (["control", "share", "RUN", "d", "--weight", "0"], "--weight '0.0': expected"),
+        (["control", "share", "RUN", "d"], "nothing to change"),
+        (["jobs", "cancel", "a/b", "--directory", "RUN"], "the name 'a/b': expected"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_told_by_its_flag(tmp_path, capsys, words, says):
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path) if word == "RUN" else word for word in words])
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.count("\n")) == (2, 1)
+    assert says in err

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from burnish.core.errors import UserError
 from burnish.core.vocabulary import KvPolicyKind
@@ -87,7 +88,9 @@ def test_what_only_the_cpu_can_do_is_refused_elsewhere(limits: CoreLimits) -> No
         limits.check()
 
 
-def test_equal_bits_are_not_asked_of_another_device() -> None:
+def test_equal_bits_are_not_asked_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As on a machine that has one.
+    monkeypatch.setattr("burnish.rollout.engine.placement.find_device", torch.device)
     config = RunConfig.model_validate({"engine": {"device": "cuda"}})
     with pytest.raises(UserError, match="canary_tolerance"):
         check_engine(config)

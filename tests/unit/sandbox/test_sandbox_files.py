@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from burnish.core.errors import FileTooLargeError
 from burnish.sandbox.files import read_file, split_path, write_file
 
 
@@ -38,12 +39,17 @@ def test_a_path_that_is_accepted_stays_below(path: str) -> None:
     parts=st.lists(st.sampled_from(["a", "b", ".c", "d e"]), min_size=1, max_size=3),
     limit=st.integers(0, 12_000),
 )
-def test_what_was_written_is_read(
+def test_what_was_written_is_read_whole_or_not_at_all(
     box: tuple[int, Path], data: bytes, parts: list[str], limit: int
 ) -> None:
     path = "/".join([*(f"dir {part}" for part in parts[:-1]), parts[-1]])
     write_file(box[0], path, data, None)
-    assert read_file(box[0], path, limit) == data[:limit]
+    if len(data) <= limit:
+        assert read_file(box[0], path, limit) == data
+        return
+    with pytest.raises(FileTooLargeError, match=f"{parts[-1]} has {len(data)} bytes") as refused:
+        read_file(box[0], path, limit)
+    assert refused.value.size_bytes == len(data)
 
 
 def test_links_out_are_not_followed(box: tuple[int, Path]) -> None:

@@ -476,3 +476,43 @@ def test_a_file_that_changes_under_the_reader_is_an_error_not_a_lie(
     if (tmp_path / "a.tar").exists():
         with tarfile.open(tmp_path / "a.tar") as tar:
             assert tar.getnames() == ["f"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("usr/bin/x", FILE, b"x")],
+        [("usr/local", FOLDER)],
+        [("./usr/x", FILE, b"x")],
+        [("usr", LINK, "/work")],
+        [("bin/sh", FILE, b"x")],
+        [("bin", FOLDER)],
+        [("usr/.wh.bin", FILE)],
+        [("usr/.wh..wh..opq", FILE)],
+        [(".wh.usr", FILE)],
+        [("etc/alternatives/x", LINK, "x")],
+        [("work/h", FILE, b"x"), ("usr/h", HARD, "work/h")],
+        [("proc/x", FILE, b"x")],
+        [("dev/shm/x", FILE, b"x")],
+    ],
+    ids=lambda members: members[-1][0],
+)
+def test_files_that_the_box_would_not_see_are_refused_by_name(
+    make: Make, tmp_path: Path, members: list[tuple[Any, ...]]
+) -> None:
+    source = tar_of(tmp_path / "a.tar", ("work", FOLDER), *members)
+    covered = ("/usr", "/bin", "/etc/alternatives")
+    with pytest.raises(UserError, match="would be hidden") as refused:
+        import_tar(source, make()[0], BASE, covered=covered)
+    assert members[-1][0].removeprefix("./") in refused.value.what
+    assert "leave" in refused.value.fix
+
+
+def test_what_only_sounds_like_a_covered_folder_is_taken(make: Make, tmp_path: Path) -> None:
+    members = [("usr2/x", FILE, b"x"), ("work/usr/x", FILE, b"x"), ("proc", FOLDER)]
+    # As in root file systems of others, for mounts.
+    members += [("dev", FOLDER), ("dev/console", FILE), ("dev/fd", LINK, "/proc/self/fd")]
+    descriptor, path = make()
+    source = tar_of(tmp_path / "a.tar", *members)
+    import_tar(source, descriptor, BASE, covered=("/usr", "/bin"))
+    assert (path / "work/usr/x").read_bytes() == b"x"

@@ -89,6 +89,10 @@ def test_errors_come_back_as_what_they_are(worker: NamespaceWorker, public: Path
     layer = new(public / "layer")
     with pytest.raises(UserError, match="cannot be read"):
         worker.import_tar(public / "absent", layer)
+    with tarfile.open(public / "usr.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("usr/x"))
+    with pytest.raises(UserError, match=r"usr/x.* would be hidden"):
+        worker.import_tar(public / "usr.tar", layer, covered=("/usr",))
     (public / "text").write_text("x" * 1000)
     with pytest.raises(ValueError, match="not a tar"):
         worker.import_tar(public / "text", layer)

@@ -1,4 +1,5 @@
 import json
+import math
 from itertools import product
 
 import numpy as np
@@ -101,6 +102,21 @@ def test_an_easy_pool_continues_where_it_was_and_forgets_its_oldest_when_full():
 
 
 @settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=40),
+    st.sampled_from([1.5, 2.0, 4.0]),
+)
+def test_a_group_sized_by_itself_has_its_part_of_the_windows_knapsack(pass_rates, ratio):
+    sizes, over, window = GroupSizes(8, ratio, window=8), 0, []
+    for rate in pass_rates:
+        window = [*window[-7:], rate]
+        least, most = max(2, math.ceil(8 / ratio)), max(int(8 * ratio), 8)
+        beside = group_sizes(window, max(8 * len(window) - over, 0), least=least, most=most)
+        size = sizes.next(rate)
+        assert size == beside[-1]
+        over += size - 8
+
+
 @given(st.lists(st.floats(0, 1), min_size=40, max_size=120), st.sampled_from([1.5, 2.0, 4.0]))
 def test_groups_sized_one_by_one_keep_their_mean_and_bounds(pass_rates, ratio):
     sizes = GroupSizes(8, ratio, window=8)

@@ -3,13 +3,13 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.schedule.domains import DomainScheduler
 from burnish.schedule.picks import CostUnit, DomainScheduleConfig, DomainShare, PickReason
-from burnish.schedule.wishes import check_live, check_schedule
+from burnish.schedule.wishes import check_live, check_schedule, check_wishes
 
 NAMES = [f"d{i}" for i in range(8)]
 
@@ -257,6 +257,8 @@ def test_seconds_and_tokens_are_not_mixed_up():
         ([], {}, "No domain"),
         (["a"], {"domains": {"b": {}}}, "'b'"),
         (["a", "b"], {"domains": {"a": {"min_share": 0.7}, "b": {"min_share": 0.7}}}, "min_share"),
+        (["a", "b"], {"domains": {"a": {"min_share": 1.0}}}, "sum to 1.* floors of the others"),
+        (["a", "b"], {"floor": 0.2, "domains": {"a": {"min_share": 0.95}}}, "floors of the others"),
         (["a", "b"], {"domains": {"a": {"max_share": 0.2}, "b": {"max_share": 0.2}}}, "max_share"),
         (["a", "b"], {"domains": {"a": {"max_share": 0.01}}}, "floor"),
     ],
@@ -272,6 +274,29 @@ def test_impossible_wishes_are_refused_with_a_fix(domains, config, text):
 
 def test_possible_wishes_pass_the_check_of_a_dry_run():
     check_schedule(["a", "b"], DomainScheduleConfig(domains={"a": DomainShare(min_share=0.7)}))
+
+
+@given(
+    wanted=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6),
+    floor=st.floats(0.01, 1.0),
+    weight=st.floats(0.1, 10.0),
+)
+def test_least_shares_are_taken_exactly_if_floors_leave_room_for_them(wanted, floor, weight):
+    wishes = {f"d{i}": DomainShare(min_share=w) for i, w in enumerate(wanted)}
+    wishes["d0"] = DomainShare(min_share=wanted[0], weight=weight)
+    total = weight + len(wanted) - 1
+    floors = [floor * w.weight / total for w in wishes.values()]
+    needed = sum(max(w, low) for w, low in zip(wanted, floors, strict=True))
+    assume(abs(needed - 1.0) > 1e-6)
+    if needed < 1.0:
+        check_wishes(wishes, floor)
+    else:
+        with pytest.raises(UserError, match="min_share"):
+            check_wishes(wishes, floor)
+
+
+def test_the_last_domain_may_have_all():
+    check_schedule(["a"], DomainScheduleConfig(domains={"a": DomainShare(min_share=1.0)}))
 
 
 def test_a_state_of_another_version_is_refused():

@@ -1,4 +1,4 @@
-"""The nine families of learning scenarios, and a trial on one of them."""
+"""The families of learning scenarios, and a trial on one of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 
 from burnish.core.errors import UserError
 from burnish.plan.learning.measures import Measures
-from burnish.plan.learning.world import GROUP_SIZE, NUM_TIERS, Family, Size, World
+from burnish.plan.learning.world import GROUP_SIZE, Family, Size, World
 from burnish.plan.scenario import Tier, Trial
+from burnish.schedule.curriculum.group_size import GroupSizes
 from burnish.schedule.picks import DomainScheduleConfig
 from burnish.schedule.step_scheduler import StepScheduler
 from burnish.schedule.values.base import Policy, Unit, View
@@ -23,7 +24,12 @@ from burnish.schedule.wishes import Wishes
 ORACLE = "oracle"
 FAIR = "value_fair"
 """`value` with half the fairness knob."""
-POLICIES = (*(name.value for name in PolicyName), FAIR, ORACLE)
+SIZED = "value_sized"
+"""`value` with groups of half to twice the usual size (`schedule.curriculum.size_ratio` of 2)."""
+POLICIES = (*(name.value for name in PolicyName), FAIR, SIZED, ORACLE)
+_SIZE_RATIO = 2.0
+UNTIERED = "untiered"
+"""The family whose tasks do not say how difficult they are."""
 
 SIZES = {
     Tier.S: Size(50, 300, 24.0, 64),
@@ -66,6 +72,10 @@ FAMILIES: Mapping[str, tuple[str, Family]] = {
     "gaming": (
         "Domains that show progress in waves and make none.",
         Family((0.55, 0.12, 0.13, 0.05, 0.0, 0.0, 0.15)),
+    ),
+    UNTIERED: (
+        "Tasks from easy to hard that do not say which they are; coins and plateaus among them.",
+        Family((0.60, 0.15, 0.15, 0.10, 0.0, 0.0, 0.0), labelled=False),
     ),
 }
 
@@ -121,20 +131,24 @@ def scheduler_for(policy: str, world: World) -> StepScheduler:
         rule = Oracle(num, world.value)
     elif policy == FAIR:
         rule = ValuePerCost(num, fairness=0.5)
+    elif policy == SIZED:
+        rule = ValuePerCost(num)
     elif policy in list(PolicyName):
         rule = make_policy(PolicyName(policy), num)
     else:
         known = ", ".join(POLICIES)
         raise UserError(f"There is no policy {policy!r}.", fix=f"use one of {known}.")
     wishes = Wishes(np.ones(num), np.zeros(num), np.ones(num))
+    window = int(world.size.rollouts_per_domain * num) // GROUP_SIZE
     return StepScheduler(
         rule,
         wishes,
         world.items,
-        num_tiers=NUM_TIERS,
+        num_tiers=world.num_tiers,
         group_size=GROUP_SIZE,
         floor=DomainScheduleConfig().floor,
         guarded=rule.protects,
+        sizes=GroupSizes(GROUP_SIZE, _SIZE_RATIO, window) if policy == SIZED else None,
     )
 
 
@@ -148,7 +162,7 @@ def simulate(world: World, scheduler: StepScheduler, seed: int) -> Trial:
         eligible = world.active() & (paused <= world.time)
         rollouts_DK = scheduler.plan(budget, eligible, rng)
         measures.planned(eligible, rollouts_DK)
-        result = world.step(rollouts_DK)
+        result = world.step(rollouts_DK, scheduler.size_D)
         scheduler.observe(result)
         measures.stepped(result)
         tried = result.attempted_DK.sum(axis=1)

@@ -68,6 +68,8 @@ class Family(NamedTuple):
     """Domains join, have their reward changed, and run out of data."""
     outages: bool = False
     """Crash bursts, a regional outage, slow nodes."""
+    labelled: bool = True
+    """Whether tasks say of which tier they are; else a domain draws them from all tiers alike."""
 
 
 class Size(NamedTuple):
@@ -137,6 +139,11 @@ class World:
         self._flat = np.where(self._gaming, 0.15, self.coin)
         self._look()
 
+    @property
+    def num_tiers(self) -> int:
+        """Tiers that a scheduler is told of."""
+        return NUM_TIERS if self.family.labelled else 1
+
     def true_pass(self, skill: Floats | None = None) -> Floats:
         """What a perfect verifier would say, by tier."""
         if skill is None:
@@ -183,20 +190,23 @@ class World:
         """When audits begin."""
         return self.size.num_steps // 4
 
-    def step(self, rollouts_DK: Floats) -> StepResult:
-        """Sample, judge and train."""
+    def step(self, rollouts_DK: Floats, size_D: Floats | None = None) -> StepResult:
+        """Sample, judge and train; groups of `GROUP_SIZE` unless their mean sizes are given."""
         self._change()
         rate_DK, failure = self._shown_DK, self._failures()
-        attempted = rollouts_DK.astype(np.int64)
+        if size_D is not None:
+            self._varied_DK = _varied(rate_DK, size_D[:, None])
+        attempted = np.rint(self._drawn(rollouts_DK, size_D)).astype(np.int64)
         done = self.rng.binomial(attempted, (1.0 - failure)[:, None])
         passed = self.rng.binomial(done, rate_DK)
         num = attempted.sum(axis=1)
         kept = done * self._varied_DK
         gained = self._learn(done)
         result = StepResult(
-            attempted_DK=rollouts_DK,
-            completed_DK=done.astype(np.float64),
-            passed_DK=passed.astype(np.float64),
+            attempted_DK=self._told(attempted),
+            completed_DK=self._told(done),
+            passed_DK=self._told(passed),
+            spread_D=_spread(done, passed),
             cost_D=self._cost(num),
             trained_tokens_D=self._tokens(kept),
             alignment_D=self._alignment(gained),
@@ -205,11 +215,30 @@ class World:
         self.time += 1
         return result
 
+    def _drawn(self, rollouts_DK: Floats, size_D: Floats | None) -> Floats:
+        """Rollouts by true tier: a domain without labels draws each group's task from all alike."""
+        if self.family.labelled:
+            return rollouts_DK
+        rollouts_D = rollouts_DK.sum(axis=1)
+        size_D = np.full(self.num, float(GROUP_SIZE)) if size_D is None else size_D
+        groups_D = np.rint(rollouts_D / size_D).astype(np.int64)
+        drawn = self.rng.multinomial(groups_D, np.full(NUM_TIERS, 1.0 / NUM_TIERS))
+        by_tier: Floats = drawn * (rollouts_D / np.maximum(groups_D, 1))[:, None]
+        return by_tier
+
+    def _told(self, num_DK: Ints) -> Floats:
+        """What a scheduler gets to see of it."""
+        told_DK = num_DK.astype(np.float64)
+        return told_DK if self.family.labelled else told_DK.sum(axis=1, keepdims=True)
+
     def value(self) -> Floats:
         """True gain in score per unit of cost: what an oracle goes by."""
         ahead = 0.01 * self.need
         slope = (self.true_pass(self.skill + ahead) - self.true_pass()).mean(axis=1) / ahead
-        signal = self._signal().max(axis=1) * self._rate() * (1.0 - self._failures())
+        by_tier = self._signal()
+        # Who knows the tiers takes the one that teaches most.
+        signal = by_tier.max(axis=1) if self.family.labelled else by_tier.mean(axis=1)
+        signal = signal * self._rate() * (1.0 - self._failures())
         value: Floats = np.where(self._moves, slope * signal, 0.0) / self._costs()
         return value
 
@@ -298,6 +327,15 @@ class World:
         return np.where(gain > 0, alignment, 0.0)
 
 
-def _varied(rate: Floats) -> Floats:
-    varied: Floats = 1.0 - rate**GROUP_SIZE - (1.0 - rate) ** GROUP_SIZE
+def _varied(rate: Floats, size: Floats | int = GROUP_SIZE) -> Floats:
+    """Chance that a group has both passes and failures."""
+    varied: Floats = 1.0 - rate**size - (1.0 - rate) ** size
     return varied
+
+
+def _spread(done_DK: Ints, passed_DK: Ints) -> Floats:
+    """Sum over groups of the spread of their scores; those of a tier count as alike."""
+    rate_DK = passed_DK / np.maximum(done_DK, 1.0)
+    spread_DK = 2.0 * np.sqrt(rate_DK * (1.0 - rate_DK))
+    spread: Floats = (spread_DK * (done_DK / GROUP_SIZE)).sum(axis=1)
+    return spread

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +42,7 @@ def ask_for(
     try:
         request = msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise UserError(f"{error}.", fix=usage) from error
+        raise UserError(_said_of_a_flag(str(error), fields), fix=usage) from error
     answer = ask(path, request)
     if not answer.ok:
         what, _, given = (answer.error or "refused").partition(" Fix: ")
@@ -78,3 +79,14 @@ def ask(path: Path, request: Record) -> Answer:
     if not line:
         raise UserError(f"{path.parent} hung up.", fix="ask again; it may have just ended.")
     return msgspec.json.decode(line, type=Answer)
+
+
+def _said_of_a_flag(message: str, fields: Mapping[str, Any]) -> str:
+    """What a decoder says of a path in a message, said of what was typed."""
+    found = re.fullmatch(r"(.*) - at `\$\.(\w+).*`", message)
+    if found is None or found[2] not in fields:
+        return f"{message}."
+    name, value = found[2], str(fields[found[2]])[:80]
+    flag = "the name" if name == "job_id" else f"--{name.replace('_', '-')}"
+    expected = found[1].replace("`", "")
+    return f"{flag} {value!r}: {expected[:1].lower()}{expected[1:]}."

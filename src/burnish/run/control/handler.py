@@ -18,6 +18,7 @@ from burnish.run.loop import Loop
 from burnish.run.loop_parts import LoopParts
 from burnish.run.session import Session
 from burnish.schedule.picks import DomainShare
+from burnish.schedule.wishes import check_wishes
 from burnish.telemetry.events import EventKind
 
 
@@ -84,7 +85,12 @@ class ControlHandler:
                 f"{name} was removed from this run, and its items are used up to where it was.",
                 fix="register it under another name.",
             )
+        share = _share(DomainShare(), request)
         environment = parts.roster.build(name, request.environment)
+        # Before the gate, which can take minutes, and after it, when others may be there.
+        declared = parts.scheduler.state()["shares"]
+        others = {other: DomainShare(**values) for other, values in declared.items()}
+        check_wishes({**others, name: share}, self._session.config.schedule.floor)
         self._adding.add(name)
         try:
             report = await audit(environment, self._session.pool, self._session.config.quality)
@@ -96,7 +102,7 @@ class ControlHandler:
                 f"{name} does not pass the quality gate: {reason}.",
                 fix=f"burnish check {request.environment or name} shows why.",
             )
-        parts.scheduler.add(name, _share(DomainShare(), request))
+        parts.scheduler.add(name, share)
         parts.environments[name] = environment
         parts.intake.add(environment)
         parts.roster.add(environment, request.environment)

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from burnish.core.boxes import Capabilities
-from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.errors import ClassifiedFailure, FileTooLargeError, UserError
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.keeper.protocol import (
@@ -251,6 +251,8 @@ def failure(message: str) -> ClassifiedFailure:
 def _exception(reply: Failed) -> Exception:
     if reply.fix:
         return UserError(reply.message, fix=reply.fix)
+    if reply.size_bytes:
+        return FileTooLargeError(reply.message, reply.size_bytes)
     if reply.errno:
         return OSError(reply.errno, reply.message)
     return failure(reply.message)

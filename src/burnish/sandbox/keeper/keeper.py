@@ -8,16 +8,18 @@ every box, every mount and every process.
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import subprocess
 from typing import NamedTuple, Protocol
 
 from burnish.core.boxes import ExecResult, ExecStatus, Usage
-from burnish.core.errors import UserError, one_line
+from burnish.core.errors import FileTooLargeError, UserError, one_line
 from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import (
     HEADER,
+    MAX_DATA_BYTES,
     MAX_MESSAGE_BYTES,
     Cancel,
     CreateBox,
@@ -142,6 +144,13 @@ class Keeper:
             reply = Failed(id=request.id, errno=0, message="cancelled")
         except UserError as error:
             reply = Failed(id=request.id, errno=0, message=error.what, fix=error.fix)
+        except FileTooLargeError as error:
+            reply = Failed(
+                id=request.id,
+                errno=errno.EFBIG,
+                message=error.message,
+                size_bytes=error.size_bytes,
+            )
         except (OSError, subprocess.SubprocessError, KeyError) as error:
             number = error.errno or 0 if isinstance(error, OSError) else 0
             reply = Failed(id=request.id, errno=number, message=one_line(error))
@@ -175,7 +184,8 @@ class Keeper:
             if isinstance(request, WriteFile):
                 await box.write_file(os.fsdecode(request.path), request.data)
                 return Done(id=request.id)
-            data = await box.read_file(os.fsdecode(request.path), request.limit_bytes)
+            most = min(request.limit_bytes, MAX_DATA_BYTES)
+            data = await box.read_file(os.fsdecode(request.path), most)
             return Done(id=request.id, data=data)
         finally:
             self._running.get(request.box, set()).discard(task)

@@ -23,7 +23,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.batches import Batches
 from burnish.sandbox.commands import WORK, check_argv
 from burnish.sandbox.config import SandboxConfig
-from burnish.sandbox.files import split_path
+from burnish.sandbox.files import check_limit, split_path
 from burnish.sandbox.images.base import ImageRoot, Images
 from burnish.sandbox.images.running import check_workdir, image_user
 from burnish.sandbox.keeper.box_network import BoxNetwork
@@ -127,14 +127,16 @@ class KeptBox:
         )
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
+        """See `Sandbox.read_file`.
 
         Raises:
-            ValueError: `path` is absolute, empty or climbs out.
+            ValueError: `path` is absolute, empty or climbs out, or the limit is no number of bytes.
+            FileTooLargeError: it has more than `limit_bytes`.
             FileNotFoundError: absent, not a regular file, or reached through a link.
             ClassifiedFailure: the box is gone.
         """
         split_path(path)
+        check_limit(limit_bytes)
         client = self._client
         done = await self._ask(
             ReadFile(

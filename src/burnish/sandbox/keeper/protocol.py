@@ -10,6 +10,8 @@ from burnish.core.records import Record
 
 HEADER = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 256 * 2**20
+MAX_DATA_BYTES = MAX_MESSAGE_BYTES - 2**10
+"""Of a file in one."""
 
 
 class CreateBox(Record, frozen=True, kw_only=True, tag="create"):
@@ -148,6 +150,8 @@ class Failed(Record, frozen=True, kw_only=True, tag="failed"):
     errno: int
     """Number of the OSError; 0 if the box itself is at fault."""
     message: str
+    size_bytes: int = 0
+    """With EFBIG: how large the file is that should have been read."""
     fix: str = ""
     """Set if it is a user's mistake: what to do."""
 

@@ -14,7 +14,7 @@ from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox.cancellation import insist, resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
 from burnish.sandbox.commands import BASE_ENV, WORK, check_argv
-from burnish.sandbox.files import split_path
+from burnish.sandbox.files import check_limit, read_whole, split_path
 from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.limits import check_enforced, check_limits, rlimits
 from burnish.sandbox.memory_files import anonymous, sealed
@@ -39,10 +39,8 @@ _rlimits = lru_cache(maxsize=64)(rlimits)
 _HOLDS_MORE = refused(ExecStatus.DISK, "the box already holds more than it may")
 _FILE_MODE = 0o644
 # EIO, ETIMEDOUT: a program that was kept has killed or stopped the process that reads for us.
-_NOT_A_FILE = (
-    *(errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR),
-    *(errno.EIO, errno.ETIMEDOUT),
-)
+_BROKEN_OFF = (errno.EIO, errno.ETIMEDOUT)
+_NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES, errno.EISDIR, *_BROKEN_OFF)
 
 
 class LiveBox:
@@ -92,7 +90,7 @@ class LiveBox:
             await self._attach(init)
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Create or replace a file under `/work`, with missing directories.
+        """See `Sandbox.write_file`.
 
         Raises:
             ValueError: `path` is absolute, empty or climbs out.
@@ -109,23 +107,25 @@ class LiveBox:
                 os.close(content)
 
     async def read_file(self, path: str, limit_bytes: int = 1 << 20) -> bytes:
-        """The first `limit_bytes` of a regular file; ask for one more to see whether it is longer.
+        """See `Sandbox.read_file`.
 
         Raises:
-            ValueError: `path` is absolute, empty or climbs out.
-            FileNotFoundError: absent, not a regular file, or reached through a link.
+            ValueError: `path` is absolute, empty or climbs out, or the limit is no number of bytes.
+            OSError: see there.
             ClassifiedFailure: the box is gone.
         """
+        check_limit(limit_bytes)
         reader = self._station.user.uid
-        body = wire.file_body((reader, reader), limit_bytes, "/".join(split_path(path)))
+        # One more than the limit, as the file may grow meanwhile.
+        body = wire.file_body((reader, reader), limit_bytes + 1, "/".join(split_path(path)))
         async with self._lock:
             init = await self._ready()
             content = anonymous()
             try:
                 await self._steadily(init.transfer(Op.GET, body, content, self._kind.packages))
-                return os.pread(content, limit_bytes, 0)
+                return read_whole(content, path, limit_bytes)
             except OSError as error:
-                if error.errno in _NOT_A_FILE:
+                if error.errno in _NO_FILE:
                     raise FileNotFoundError(errno.ENOENT, "no regular file", path) from error
                 raise
             finally:

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from burnish.core.errors import UserError
-from burnish.sandbox.host_view import GROUP, OWN_PACKAGE, PASSWD, hidden_paths, system_paths
+from burnish.sandbox.host_view import (
+    GROUP,
+    OWN_PACKAGE,
+    PASSWD,
+    hidden_paths,
+    system_files,
+    system_paths,
+)
 from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.interpreter import find_python
 from burnish.sandbox.native.binary import find_helper
@@ -55,9 +62,7 @@ def hello_for(image: ImageRoot | None, ids: Identities, job_uid: int) -> Hello:
         return Hello(VERSION, *ids, job_uid, str(image.root))
     system = system_paths()
     binds = [(entry.path, entry.path) for entry in system if entry.link is None]
-    binds += [
-        (path, path) for path in ("/etc/ld.so.cache", "/etc/alternatives") if os.path.exists(path)
-    ]
+    binds += [(path, path) for path in system_files()]
     return Hello(
         VERSION,
         *ids,

@@ -36,14 +36,20 @@ class LayerFiles:
         with self._worker() as worker:
             return worker.export_layers(layer_fds, destination)
 
-    def import_tar(self, source: Path, into_fd: int, below: Path | None = None) -> None:
+    def import_tar(
+        self,
+        source: Path,
+        into_fd: int,
+        below: Path | None = None,
+        covered: Sequence[str] = (),
+    ) -> None:
         """See `import_tar`."""
         if os.geteuid() == 0:
             with _files_of(self._uid_base, self._gid_base):
-                import_tar(source, into_fd, self._uid_base, below=below)
+                import_tar(source, into_fd, self._uid_base, below=below, covered=covered)
             return
         with self._worker() as worker:
-            worker.import_tar(source, into_fd, below)
+            worker.import_tar(source, into_fd, below, covered)
 
     def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
         """See `squash`."""

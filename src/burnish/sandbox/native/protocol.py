@@ -70,7 +70,8 @@ owner -> init
               nothing that was kept. (The helper in Python has no limit: its init does this itself,
               and nothing in the box can stop that one.)
     GET       As PUT, but the other way round: at most so many bytes, in place of 0, go to stdout (a
-              file). NOT_STARTED ENOENT for whatever is not a regular file.
+              file), which then is as long as what was read: a hole stands for what did not go.
+              NOT_STARTED ENOENT for whatever is not a regular file.
     PYTHON    As EXEC, with u32 kind (`PythonKind`), u32 options (`PythonOption`) in place of 0,
               and one file, which is the source: code, a path or a module's name. Runs in an
               interpreter that is there already, with its modules imported; the arguments are

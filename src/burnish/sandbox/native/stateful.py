@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from burnish.core.boxes import Policy, Snapshot
+from burnish.core.errors import UserError
+from burnish.sandbox.host_view import covered_paths
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.box import LiveBox
 from burnish.sandbox.native.client import failure
@@ -182,6 +184,7 @@ class NativeBox(LiveBox):
         """Put the files of a tar (from `export_tar`, or of any origin) on top.
 
         Raises:
+            UserError: it has files below what the box has of this host: they would be hidden.
             ValueError: the archive tries to leave the box, or holds devices.
             OSError: it does not fit into `disk_bytes`, or cannot be read.
             ClassifiedFailure: the box is gone.
@@ -263,8 +266,11 @@ class NativeBox(LiveBox):
             try:
                 # Whose root it is, is sure: it is not used if the init has ended by the freeze.
                 below = Path("/proc", str(init.pid), "root")
-                await asyncio.to_thread(station.files.import_tar, source, into, below)
+                covered = () if station.image is not None else covered_paths()
+                await asyncio.to_thread(station.files.import_tar, source, into, below, covered)
                 await station.complete(into)
+            except UserError:
+                raise
             except ValueError as error:
                 raise ValueError(f"{source}: {error}") from error
             finally:

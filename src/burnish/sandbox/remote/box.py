@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Snapshot, StatefulSandbox, Usage
 from burnish.core.disk import replaceable
-from burnish.core.errors import ClassifiedFailure
+from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Record
 from burnish.sandbox.commands import check_argv
-from burnish.sandbox.files import split_path
+from burnish.sandbox.files import check_limit, split_path
 from burnish.sandbox.limits import check_enforced, check_limits
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.messages import ProblemKind
@@ -55,11 +55,13 @@ class RemoteBox:
         """See `Sandbox.read_file`.
 
         Raises:
-            ValueError: `path` leaves `/work`.
+            ValueError: `path` leaves `/work`, or the limit is no number of bytes.
+            FileTooLargeError: it has more than `limit_bytes`.
             FileNotFoundError: absent, or not a regular file.
             ClassifiedFailure: the box or the server is gone.
         """
         split_path(path)
+        check_limit(limit_bytes)
         request = m.ReadFile(path=os.fsencode(path), limit_bytes=limit_bytes)
         return (await self._job("read", request, m.FileData)).data
 
@@ -223,6 +225,8 @@ class RemoteStatefulBox(RemoteBox):
             await asyncio.to_thread(file.close)
         try:
             await self._job("import", m.Import(file=name), m.Done)
+        except UserError:
+            raise
         except ValueError as error:
             raise ValueError(f"{source}: {error}") from error
 

@@ -170,7 +170,7 @@ class RemotePool:
         await self.run(lambda: self._wire.delete(path))
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
-        """All boxes of the server, also of its other clients."""
+        """All boxes of the server that are of the same user, also of other clients."""
         return (await self.run(lambda: self._wire.get("/v3/boxes", m.Boxes))).boxes
 
     async def stats(self) -> m.Stats:

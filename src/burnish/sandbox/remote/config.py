@@ -26,6 +26,9 @@ class ServeConfig(Config):
     """The longest that one answer is held back; then the client asks again."""
     grace_s: float = Field(default=10.0, gt=0)
     """A job for which nobody waits is ended after so long: time to connect again."""
+    hang_up_ends: bool = False
+    """Where no connection breaks while its client lives, as on one machine: a job ends at once
+    when its client hangs up."""
     keep_s: float = Field(default=60.0, gt=0)
     """An answer is kept for so long after it was ready."""
     keep_bytes: int = Field(default=64 * 2**20, ge=0)

@@ -167,7 +167,9 @@ async def _serve(path: Path, tell: Callable[[_Started], None]) -> None:
         tell(_Started())
 
     pool = open_pool(SandboxConfig(max_boxes=_MAX_BOXES, audit=audit_folder()))
-    config = ServeConfig(socket=path, allow_detached=True, idle_exit_s=_IDLE_EXIT_S)
+    config = ServeConfig(
+        socket=path, allow_detached=True, idle_exit_s=_IDLE_EXIT_S, hang_up_ends=True
+    )
     await serve(
         pool,
         config,

@@ -61,12 +61,21 @@ class Job:
 class Jobs:
     """Requests by the ids that their clients gave them."""
 
-    def __init__(self, clock: Clock, *, grace_s: float, keep_s: float, keep_bytes: int) -> None:
-        """Nothing runs yet; see `ServeConfig` for the times."""
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        grace_s: float,
+        keep_s: float,
+        keep_bytes: int,
+        hang_up_ends: bool = False,
+    ) -> None:
+        """Nothing runs yet; see `ServeConfig` for the meanings."""
         self._clock = clock
         self._grace_s = grace_s
         self._keep_s = keep_s
         self._keep_bytes = keep_bytes
+        self._hang_up_ends = hang_up_ends
         self._jobs: dict[str, Job] = {}
         self._tombstones: dict[str, float] = {}
         self._kept_bytes = 0
@@ -134,6 +143,10 @@ class Jobs:
                 # The callback that sets the answer may stand behind us in the loop's queue.
                 if job.task.done():
                     self._finish(job, job.task)
+        except asyncio.CancelledError:
+            if self._hang_up_ends and job.num_waiters == 1 and job.task is not None:
+                job.task.cancel()
+            raise
         finally:
             job.num_waiters -= 1
             if job.reply is None:

@@ -89,6 +89,8 @@ class Problem(Record, frozen=True, kw_only=True):
     """For `user`: what to do."""
     errno: int = 0
     """For `os`."""
+    size_bytes: int = 0
+    """For `os`, if a file is larger than it may be: how large."""
     failure: Failure | None = None
     """For `failure`."""
 
@@ -160,14 +162,14 @@ class ReadFile(Record, frozen=True, kw_only=True):
     path: bytes
     """Relative."""
     limit_bytes: int
-    """The first so many bytes."""
+    """It has no more bytes, or none are given."""
 
 
 class FileData(Record, frozen=True, kw_only=True):
     """Content of a file."""
 
     data: bytes
-    """The first bytes."""
+    """All of it."""
 
 
 class SetAllow(Record, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 import errno
 import os
 
-from burnish.core.errors import ClassifiedFailure, UserError, one_line
+from burnish.core.errors import ClassifiedFailure, FileTooLargeError, UserError, one_line
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.remote.messages import Malformed, Problem, ProblemKind
@@ -73,6 +73,13 @@ def problem_of(error: BaseException) -> Problem:
             return Problem(kind=ProblemKind.MALFORMED, message=one_line(error))
         case ValueError():
             return Problem(kind=ProblemKind.VALUE, message=str(error))
+        case FileTooLargeError():
+            return Problem(
+                kind=ProblemKind.OS,
+                message=error.message,
+                errno=errno.EFBIG,
+                size_bytes=error.size_bytes,
+            )
         case OSError():
             return Problem(
                 kind=ProblemKind.OS,
@@ -90,6 +97,8 @@ def exception_of(problem: Problem, host: str) -> Exception:
             return UserError(problem.message, fix=problem.fix or "see `burnish doctor` there")
         case ProblemKind.VALUE | ProblemKind.TOO_LARGE:
             return ValueError(problem.message)
+        case ProblemKind.OS if problem.size_bytes:
+            return FileTooLargeError(problem.message, problem.size_bytes)
         case ProblemKind.OS:
             return OSError(problem.errno, problem.message or os.strerror(problem.errno))
         case ProblemKind.UNAUTHORIZED:

@@ -35,13 +35,12 @@ class Senders:
             if not _is_local(request.host):
                 raise Refused(ProblemKind.UNAUTHORIZED, "without a token only local names serve")
             return ""
-        sent = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+        # The names of schemes are the same in any case (RFC 9110, section 11.1).
+        sent = credentials.strip(" ") if scheme.lower() == "bearer" else ""
+        given = sent.encode("utf-8", "surrogateescape")
         # All are compared, so that the time says nothing.
-        found = [
-            name
-            for token, name in self._tokens.items()
-            if hmac.compare_digest(sent, b"Bearer " + token)
-        ]
+        found = [name for token, name in self._tokens.items() if hmac.compare_digest(given, token)]
         if not found:
             self.num_refused += 1
             raise Refused(ProblemKind.UNAUTHORIZED, "no token, or a wrong one")

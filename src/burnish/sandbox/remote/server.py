@@ -26,7 +26,7 @@ from burnish.sandbox.remote.problems import EXPECTED, Refused, http_status, prob
 from burnish.sandbox.remote.senders import Senders
 from burnish.sandbox.remote.spool import Spool
 from burnish.sandbox.remote.tenants import Owner as BoxOwner
-from burnish.sandbox.remote.tenants import Tenants, close_pool
+from burnish.sandbox.remote.tenants import Tenant, Tenants, close_pool
 from burnish.sandbox.remote.work import Worker
 from burnish.telemetry import prometheus
 
@@ -82,6 +82,7 @@ class SandboxServer:
             grace_s=config.grace_s,
             keep_s=config.keep_s,
             keep_bytes=config.keep_bytes,
+            hang_up_ends=config.hang_up_ends,
         )
         self._spool = Spool(self._clock, config.max_file_bytes)
         self._worker = Worker(self._tenants, self._spool, self._info)
@@ -170,7 +171,7 @@ class SandboxServer:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             if request.path != "/health":
-                self._senders.user_of(request)
+                self._user(request)
             _check_version(request)
             response = await handler(request)
         except web.HTTPRequestEntityTooLarge:
@@ -186,17 +187,19 @@ class SandboxServer:
         return response
 
     def _owner(self, request: web.Request) -> BoxOwner:
-        """Users that have names share by those: more sessions are no larger share."""
-        session = self._session(request)
-        user = self._senders.user_of(request)
-        return BoxOwner(session, f"user {user}" if user else f"session {session}")
+        user, name = self._user(request), request.headers.get(m.SESSION_HEADER, "")
+        if not _NAME.fullmatch(name):
+            raise m.Malformed(f"{m.SESSION_HEADER} must have 8 to 64 letters, digits, - or _")
+        # Nobody is in a session of another user, whatever it is called.
+        owner = BoxOwner(f"{user} {name}" if user else name, user)
+        self._leases.renew(owner.session)
+        return owner
 
     def _session(self, request: web.Request) -> str:
-        session = request.headers.get(m.SESSION_HEADER, "")
-        if not _NAME.fullmatch(session):
-            raise m.Malformed(f"{m.SESSION_HEADER} must have 8 to 64 letters, digits, - or _")
-        self._leases.renew(session)
-        return session
+        return self._owner(request).session
+
+    def _user(self, request: web.Request) -> str:
+        return self._senders.user_of(request)
 
     # Jobs
 
@@ -253,14 +256,14 @@ class SandboxServer:
             begun_s = time.perf_counter()
             made = await self._tenants.create(owner, wanted, count)
             self._worker.observed.box_wait_s.add(time.perf_counter() - begun_s)
-            return m.Boxes(boxes=tuple(self._info(tenant.id) for tenant in made))
+            return m.Boxes(boxes=tuple(map(self._info, made)))
 
         return work
 
     async def _use(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         box, verb = request.match_info["box"], request.match_info["verb"]
-        work = self._worker.prepare(box, verb, body)
+        work = self._worker.prepare(box, self._user(request), verb, body)
         return await self._run(request, box, body, work)
 
     async def _poll(self, request: web.Request) -> web.StreamResponse:
@@ -285,12 +288,11 @@ class SandboxServer:
     # Boxes and sessions
 
     async def _destroy(self, request: web.Request) -> web.StreamResponse:
-        box = request.match_info["box"]
-        known = any(tenant.id == box for tenant in self._tenants.all())
-        # Not to be stopped by a client that leaves.
-        await asyncio.shield(self._destroy_one(box))
-        if not known and "strict" in request.query:
-            self._tenants.get(box)
+        box, user = request.match_info["box"], self._user(request)
+        if "strict" in request.query or self._tenants.has(box, user):
+            self._tenants.get(box, user)
+            # Not to be stopped by a client that leaves.
+            await asyncio.shield(self._destroy_one(box))
         return _answer(request, m.Done())
 
     async def _destroy_one(self, box: str) -> None:
@@ -351,13 +353,12 @@ class SandboxServer:
         return _answer(request, self._stats())
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        infos = tuple(self._info(tenant.id) for tenant in self._tenants.all())
+        infos = tuple(map(self._info, self._tenants.seen_by(self._user(request))))
         return _answer(request, m.Boxes(boxes=infos))
 
-    def _info(self, box: str) -> m.BoxInfo:
-        tenant = self._tenants.get(box)
+    def _info(self, tenant: Tenant) -> m.BoxInfo:
         left_s = self._leases.left_s(tenant.owner.session)
-        return tenant.info(busy=box in self._jobs.busy_boxes(), lease_left_s=left_s)
+        return tenant.info(busy=tenant.id in self._jobs.busy_boxes(), lease_left_s=left_s)
 
     def _stats(self) -> m.Stats:
         return self._worker.stats(

@@ -16,13 +16,12 @@ from aiohttp import web
 
 from burnish.core.boxes import SandboxPool
 from burnish.core.clock import Clock
+from burnish.core.disk import require_regular
 from burnish.core.errors import UserError
 from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.server import SandboxServer
+from burnish.sandbox.remote.token_file import TOKEN_FIX, read_tokens
 
-_MIN_TOKEN_CHARS = 16
-_MAX_TOKEN_BYTES = 2**20
-_TOKEN_FIX = "umask 077; openssl rand -hex 32 > FILE; then --token-file FILE"
 # Longest path of a Unix socket, its final NUL aside.
 _MAX_SOCKET_PATH = 107
 # Requests that are still under way at the end have been told so by then.
@@ -102,48 +101,6 @@ async def listening(
             _unlink_own(config.socket, address)
 
 
-def read_tokens(path: Path) -> dict[str, str]:
-    """The secrets in a file that only its owner may read, with the names of their users.
-
-    One word is the token of everybody, with the name "". Or each line is NAME TOKEN.
-
-    Raises:
-        UserError: absent, readable by others, or not such a file.
-    """
-    try:
-        mode = path.stat().st_mode
-        # A pipe would be waited for without end.
-        if not stat.S_ISREG(mode):
-            raise UserError(f"the token file {path} is no regular file.", fix=_TOKEN_FIX)
-        with open(path, "rb") as file:
-            data = file.read(_MAX_TOKEN_BYTES)
-    except OSError as error:
-        what = f"the token file {path} cannot be read: {error.strerror}."
-        raise UserError(what, fix=_TOKEN_FIX) from error
-    if mode & 0o077:
-        raise UserError(f"others can read the token file {path}.", fix=f"chmod 600 {path}")
-    numbered = [(n, line.split()) for n, line in enumerate(data.splitlines(), 1) if line.strip()]
-    if not numbered:
-        raise _no_token(str(path))
-    if len(numbered) == 1 and len(numbered[0][1]) == 1:
-        numbered = [(numbered[0][0], [b"", *numbered[0][1]])]
-    for number, words in numbered:
-        if len(words) != 2 or len(words[1]) < _MIN_TOKEN_CHARS or not b"".join(words).isascii():
-            raise _no_token(f"line {number} of {path}")
-    lines = [(name.decode(), token.decode()) for _, (name, token) in numbered]
-    tokens = {token: name for name, token in lines}
-    if len(tokens) != len(lines) or len(set(tokens.values())) != len(lines):
-        raise UserError(
-            f"{path} has a name or a token twice.", fix="give each user one line of NAME TOKEN"
-        )
-    return tokens
-
-
-def _no_token(where: str) -> UserError:
-    what = f"{where} holds no token: one word of {_MIN_TOKEN_CHARS} or more ASCII characters, "
-    return UserError(what + "or lines of NAME and such a word.", fix=_TOKEN_FIX)
-
-
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:
     if config.tls_cert is None and config.tls_key is None:
         return None
@@ -151,6 +108,8 @@ def _tls(config: ServeConfig) -> ssl.SSLContext | None:
         raise UserError("TLS takes a certificate and a key.", fix="give --tls-cert and --tls-key")
     if config.socket is not None:
         raise UserError("a Unix socket needs no TLS.", fix="leave --tls-cert and --tls-key out")
+    for path in (config.tls_cert, config.tls_key):
+        require_regular(path, "give PEM files")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key, password=lambda: b"")
@@ -177,7 +136,7 @@ def _listen(config: ServeConfig, *, has_token: bool, tls: bool) -> tuple[socket.
     if not ip_address(str(address[0]).partition("%")[0]).is_loopback and not has_token:
         raise UserError(
             f"--listen {config.listen}: others could run code here, as there is no token.",
-            fix=_TOKEN_FIX,
+            fix=TOKEN_FIX,
         )
     try:
         sock = socket.create_server(address[:2], family=family, backlog=_BACKLOG)

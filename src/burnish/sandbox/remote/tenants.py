@@ -30,8 +30,13 @@ class Owner(NamedTuple):
 
     session: str
     """It goes with this one."""
-    client: str
-    """Clients share the places evenly."""
+    user: str
+    """Others do not see it; "" where users have no names."""
+
+    @property
+    def client(self) -> str:
+        """Clients share the places evenly; more sessions of a user are no larger share."""
+        return f"user {self.user}" if self.user else f"session {self.session}"
 
 
 class Tenant:
@@ -139,13 +144,21 @@ class Tenants:
         """Those that go with their session."""
         return tuple(t for t in self.all() if t.owner.session == session and not t.detached)
 
-    def get(self, box_id: str) -> Tenant:
-        """A live box.
+    def seen_by(self, user: str) -> tuple[Tenant, ...]:
+        """Those of a user."""
+        return tuple(tenant for tenant in self.all() if tenant.owner.user == user)
+
+    def has(self, box_id: str, user: str) -> bool:
+        """Whether there is a box of that name, and of this user."""
+        return box_id in self._tenants and self._tenants[box_id].owner.user == user
+
+    def get(self, box_id: str, user: str) -> Tenant:
+        """A live box of a user.
 
         Raises:
-            Refused: there is none of that name.
+            Refused: there is none of that name, as far as this user may know.
         """
-        tenant = self._tenants.get(box_id)
+        tenant = self._tenants[box_id] if self.has(box_id, user) else None
         if tenant is None:
             shown = box_id if box_id.isalnum() and len(box_id) <= 2 * _ID_BYTES else "of that name"
             raise Refused(
@@ -175,11 +188,11 @@ class Tenants:
         """
         box = self.stateful(parent)
         # One moment for all, though each is a context of its own that may end alone.
-        snapshot = self.snapshot(snapshot_id)
+        snapshot = self.snapshot(parent, snapshot_id)
         if snapshot is None:
             snapshot = await box.snapshot()
             keeper = f"fork {secrets.token_hex(_ID_BYTES)}"
-            self._snapshots.keep(snapshot, box, keeper)
+            self._snapshots.keep(snapshot, box, keeper, parent.owner.user)
             try:
                 return await self._fork(parent, box, count, snapshot)
             finally:
@@ -230,27 +243,28 @@ class Tenants:
 
         That of a detached box belongs to no session.
         """
-        owner = _DETACHED if tenant.detached else tenant.owner.session
-        self._snapshots.keep(snapshot, self.stateful(tenant), owner)
+        user = tenant.owner.user
+        owner = f"{_DETACHED} {user}" if tenant.detached else tenant.owner.session
+        self._snapshots.keep(snapshot, self.stateful(tenant), owner, user)
 
     async def forget(self, tenant: Tenant, snapshot_id: str) -> None:
-        """Free it, whoever made it. Nothing happens if it is not there.
+        """Free it, whichever box of the user it was made of. Nothing if it is not there.
 
         Raises:
             UserError: this backend has no snapshots.
         """
         self.stateful(tenant)
-        await self._snapshots.forget(snapshot_id)
+        await self._snapshots.forget(snapshot_id, tenant.owner.user)
 
-    def snapshot(self, snapshot_id: str | None) -> Snapshot | None:
+    def snapshot(self, tenant: Tenant, snapshot_id: str | None) -> Snapshot | None:
         """The one of that id; None for None.
 
         Raises:
-            UserError: none was made here.
+            UserError: the user of the box made none here.
         """
         if snapshot_id is None:
             return None
-        found = self._snapshots.find(snapshot_id)
+        found = self._snapshots.find(snapshot_id, tenant.owner.user)
         if found is None:
             raise UserError(
                 f"there is no snapshot {snapshot_id[:80]!r}.",

@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from burnish.core.boxes import ExecStatus, NetworkedSandbox
+from burnish.core.errors import UserError
 from burnish.core.records import Record
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.exposition import Observed
@@ -22,8 +23,8 @@ Work = Callable[[], Coroutine[Any, Any, Record]]
 class Worker:
     """Turns messages into calls of a box."""
 
-    def __init__(self, tenants: Tenants, spool: Spool, info: Callable[[str], m.BoxInfo]) -> None:
-        """Work on these boxes and files; `info` describes a box by its id."""
+    def __init__(self, tenants: Tenants, spool: Spool, info: Callable[[Tenant], m.BoxInfo]) -> None:
+        """Work on these boxes and files; `info` describes a box."""
         self._tenants = tenants
         self._spool = spool
         self._info = info
@@ -43,8 +44,8 @@ class Worker:
             "import": (m.Import, self._import),
         }
 
-    def prepare(self, box: str, verb: str, body: bytes) -> Work:
-        """Check a request; what is returned does it.
+    def prepare(self, box: str, user: str, verb: str, body: bytes) -> Work:
+        """Check a request of a user; what is returned does it.
 
         Raises:
             Refused: there is no such box or verb.
@@ -58,7 +59,7 @@ class Worker:
         async def work() -> Record:
             # Looked up when it runs: a request that is sent again finds its answer even if the
             # box is gone by then.
-            return await act(self._tenants.get(box), message)
+            return await act(self._tenants.get(box, user), message)
 
         return work
 
@@ -116,7 +117,7 @@ class Worker:
 
     async def _rollback(self, tenant: Tenant, message: m.Rollback) -> Record:
         box = self._tenants.stateful(tenant)
-        snapshot = self._tenants.snapshot(message.snapshot)
+        snapshot = self._tenants.snapshot(tenant, message.snapshot)
         assert snapshot is not None
         await box.rollback(snapshot)
         return m.Done()
@@ -127,11 +128,11 @@ class Worker:
 
     async def _fork(self, tenant: Tenant, message: m.Fork) -> Record:
         made = await self._tenants.fork(tenant, message.count, message.snapshot)
-        return m.Boxes(boxes=tuple(self._info(child.id) for child in made))
+        return m.Boxes(boxes=tuple(map(self._info, made)))
 
     async def _export(self, tenant: Tenant, message: m.Export) -> Record:
         box = self._tenants.stateful(tenant)
-        snapshot = self._tenants.snapshot(message.snapshot)
+        snapshot = self._tenants.snapshot(tenant, message.snapshot)
         name, path = self._spool.new()
         try:
             digest = await box.export_tar(path, snapshot)
@@ -146,6 +147,8 @@ class Worker:
         path = self._spool.find(message.file)
         try:
             await box.import_tar(path)
+        except UserError:
+            raise
         except ValueError as error:
             # Where files lie on this host is nobody else's business.
             raise ValueError(str(error).removeprefix(f"{path}: ")) from error

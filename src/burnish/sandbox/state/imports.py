@@ -1,15 +1,18 @@
 """A tar of any origin as a layer."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+from burnish.core.errors import UserError
 from burnish.sandbox.archive.compression import open_archive
-from burnish.sandbox.archive.entry import ArchiveLimits, EntryKind, show
+from burnish.sandbox.archive.entry import ArchiveLimits, Entry, EntryKind, show
 from burnish.sandbox.archive.tar_reader import TarReader
 from burnish.sandbox.archive.tree_writer import Rules, TreeWriter
 from burnish.sandbox.archive.whiteouts import read_mark
 
 DEFAULT_LIMITS = ArchiveLimits()
+_KERNELS = ("/proc", "/dev")
 
 
 def import_tar(
@@ -18,6 +21,7 @@ def import_tar(
     uid_base: int,
     limits: ArchiveLimits = DEFAULT_LIMITS,
     below: Path | None = None,
+    covered: Sequence[str] = (),
 ) -> None:
     """Unpack an archive as the upper directory of an overlay with `userxattr`.
 
@@ -33,8 +37,10 @@ def import_tar(
         limits: what it may hold at most.
         below: root of what the layer comes to lie on, whose directories keep owner and mode where
             the archive does not name them; `/work` and `/tmp` in any case.
+        covered: where the box has files of this host over those of its layers.
 
     Raises:
+        UserError: it has files where the box would not see them.
         ValueError: it leads out or through a link, holds a device or pipe, forges a whiteout, is
             damaged, or is beyond a limit.
         OSError: as the file system says; ENOSPC if the layer is full.
@@ -45,7 +51,7 @@ def import_tar(
     writer = TreeWriter(into_fd, rules)
     try:
         with open_archive(source) as stream:
-            _unpack(TarReader(stream, limits), writer)
+            _unpack(TarReader(stream, limits), writer, covered)
         writer.finish()
     finally:
         writer.close()
@@ -61,7 +67,7 @@ def _open_root(path: Path) -> int | None:
         return None
 
 
-def _unpack(reader: TarReader, writer: TreeWriter) -> None:
+def _unpack(reader: TarReader, writer: TreeWriter, covered: Sequence[str]) -> None:
     whiteouts: list[bytes] = []
     opaques: list[bytes] = []
     for entry in reader:
@@ -69,6 +75,7 @@ def _unpack(reader: TarReader, writer: TreeWriter) -> None:
             # The top belongs to the box, not to the layer.
             continue
         hidden = read_mark(entry)
+        _refuse_covered(entry, entry.path if hidden is None else hidden.path, covered)
         if hidden is not None:
             (opaques if hidden.opaque else whiteouts).append(hidden.path)
         elif entry.kind is EntryKind.SPECIAL:
@@ -83,3 +90,27 @@ def _unpack(reader: TarReader, writer: TreeWriter) -> None:
         writer.opaque(path)
     for path in sorted(whiteouts, key=lambda path: path.count(b"/"), reverse=True):
         writer.whiteout(path)
+
+
+def _refuse_covered(entry: Entry, path: bytes, covered: Sequence[str]) -> None:
+    """What nobody would find in the box must not be lost without a word."""
+    for top in covered:
+        if _is_in(path, top):
+            raise UserError(
+                f"{show(entry.path)} would be hidden: a box without an image has {top} of its "
+                "host, read-only.",
+                fix="use a box with an image (burnish sandbox create --image NAME), or leave "
+                f"{top} out of the tar",
+            )
+    # Root file systems come with empty files there, for others to mount over.
+    for top in _KERNELS:
+        if entry.size and _is_in(path, top):
+            raise UserError(
+                f"{show(entry.path)} would be hidden: {top} of a box is the kernel's.",
+                fix=f"leave {top} out of the tar",
+            )
+
+
+def _is_in(path: bytes, top: str) -> bool:
+    name = top[1:].encode()
+    return path == name or path.startswith(name + b"/")

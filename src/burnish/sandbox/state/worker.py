@@ -43,6 +43,7 @@ class _Request(Record, frozen=True, kw_only=True):
     into_fd: int = -1
     path: bytes = b""
     below: bytes = b""
+    covered: tuple[str, ...] = ()
 
 
 class _Reply(Record, frozen=True, kw_only=True):
@@ -75,9 +76,15 @@ class NamespaceWorker:
         """See `export.digest`."""
         return self._call(_Verb.DIGEST, layer_fds).digest
 
-    def import_tar(self, source: Path, into_fd: int, below: Path | None = None) -> None:
+    def import_tar(
+        self,
+        source: Path,
+        into_fd: int,
+        below: Path | None = None,
+        covered: Sequence[str] = (),
+    ) -> None:
         """See `imports.import_tar`."""
-        self._call(_Verb.IMPORT, (), into_fd, source, below)
+        self._call(_Verb.IMPORT, (), into_fd, source, below, tuple(covered))
 
     def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
         """See `squash.squash`."""
@@ -90,6 +97,7 @@ class NamespaceWorker:
         into_fd: int = -1,
         path: Path | None = None,
         below: Path | None = None,
+        covered: tuple[str, ...] = (),
     ) -> _Reply:
         request = _Request(
             verb=verb,
@@ -98,6 +106,7 @@ class NamespaceWorker:
             into_fd=into_fd,
             path=b"" if path is None else bytes(path.absolute()),
             below=b"" if below is None else bytes(below),
+            covered=covered,
         )
         passed = [self._namespace_fd, *layer_fds, *([into_fd] if into_fd >= 0 else [])]
         done = subprocess.run(
@@ -147,7 +156,7 @@ def _work(request: _Request) -> str:
         squash(request.layer_fds, request.into_fd)
     else:
         below = Path(os.fsdecode(request.below)) if request.below else None
-        import_tar(path, request.into_fd, 0, below=below)
+        import_tar(path, request.into_fd, 0, below=below, covered=request.covered)
     return ""
 
 

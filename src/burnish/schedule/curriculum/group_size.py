@@ -7,11 +7,14 @@ giving one rollout after the other to the task that gains most by it is optimal.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+
+from burnish.schedule.values.columns import Floats
 
 
 def group_value(size: int, pass_rate: float) -> float:
@@ -26,22 +29,33 @@ def group_sizes(
     """Sizes in [least, most] that sum to `num_rollouts`, or as near as the bounds allow."""
     assert 1 <= least <= most
     assert all(0.0 <= p <= 1.0 for p in pass_rates)
-    sizes = [least] * len(pass_rates)
-    left = num_rollouts - sum(sizes)
-    queue = [(_gain(least, p), i) for i, p in enumerate(pass_rates) if least < most]
-    heapq.heapify(queue)
-    while left > 0 and queue:
-        _, i = heapq.heappop(queue)
-        sizes[i] += 1
-        left -= 1
-        if sizes[i] < most:
-            heapq.heappush(queue, (_gain(sizes[i], pass_rates[i]), i))
-    return sizes
+    if least == most:
+        return [least] * len(pass_rates)
+    gains = np.array([_gains(p, least, most) for p in pass_rates])
+    left = max(num_rollouts - least * len(pass_rates), 0)
+    # Stable, so that earlier groups come first on ties and a group's own rollouts keep their order.
+    best = np.argsort(-gains, axis=None, kind="stable")[:left]
+    taken = np.bincount(best // gains.shape[1], minlength=len(pass_rates))
+    return [least + int(num) for num in taken]
 
 
-def _gain(size: int, pass_rate: float) -> float:
-    """Of one more rollout, negative for the heap."""
-    return group_value(size, pass_rate) - group_value(size + 1, pass_rate)
+def _gains(pass_rate: float, least: int, most: int) -> Floats:
+    """What each rollout beyond `least` adds to a group; never more than the one before it."""
+    p, q = pass_rate, 1.0 - pass_rate
+    sizes = np.arange(least, most)
+    gains: Floats = (p**sizes * q + q**sizes * p) * p * q * q
+    # Rounding must not make a later one dearer than an earlier one.
+    return np.minimum.accumulate(gains)
+
+
+def _num_taken(others: Floats, own: Floats, num: int) -> int:
+    """How many of `own` are among the `num` greatest of all; others come first on ties."""
+    every = np.concatenate((others, own))
+    if num <= 0 or num >= len(every):
+        return len(own) if num > 0 else 0
+    bar = np.partition(every, len(every) - num)[len(every) - num]
+    left = num - int((every > bar).sum()) - int((others == bar).sum())
+    return int((own > bar).sum()) + min(max(left, 0), int((own == bar).sum()))
 
 
 class GroupSizes:
@@ -59,16 +73,19 @@ class GroupSizes:
         self._most = max(math.floor(group_size * ratio), group_size)
         self._rates: deque[float] = deque(maxlen=max(window - 1, 1))
         self._over = 0
+        # Gains of the groups before, one behind the other: they are looked at again every time.
+        self._gains: Floats = np.zeros(0)
 
     def next(self, pass_rate: float) -> int:
         """Samples of the next group, whose task is expected to pass at `pass_rate`."""
         if self._least >= self._most:
             return self._mean
-        rates = [*self._rates, pass_rate]
+        own = _gains(pass_rate, self._least, self._most)
         # What earlier groups had beyond the mean is taken back from all groups of the window.
-        left = max(self._mean * len(rates) - self._over, 0)
-        size = group_sizes(rates, left, least=self._least, most=self._most)[-1]
+        num = (self._mean - self._least) * (len(self._rates) + 1) - self._over
+        size = self._least + _num_taken(self._gains, own, num)
         self._rates.append(pass_rate)
+        self._gains = np.concatenate((self._gains, own))[-len(own) * len(self._rates) :]
         self._over += size - self._mean
         return size
 
@@ -80,4 +97,6 @@ class GroupSizes:
         """Take over what `state` returned."""
         self._rates.clear()
         self._rates.extend(float(rate) for rate in state["rates"])
+        gains = [_gains(rate, self._least, self._most) for rate in self._rates]
+        self._gains = np.concatenate(gains) if gains else np.zeros(0)
         self._over = int(state["over"])

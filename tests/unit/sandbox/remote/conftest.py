@@ -21,7 +21,7 @@ from burnish.core.boxes import (
     Usage,
 )
 from burnish.core.clock import ManualClock
-from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.errors import ClassifiedFailure, FileTooLargeError, UserError
 from burnish.core.records import Failure
 from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.files import split_path
@@ -62,7 +62,9 @@ class MemoryBox:
         split_path(path)
         if path not in self.files:
             raise FileNotFoundError(2, "no regular file", path)
-        return self.files[path][:limit_bytes]
+        if len(self.files[path]) > limit_bytes:
+            raise FileTooLargeError.too_large(path, len(self.files[path]), limit_bytes)
+        return self.files[path]
 
     async def exec(
         self,

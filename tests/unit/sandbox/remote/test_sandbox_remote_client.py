@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from burnish.core.boxes import ExecResult, ExecStatus, Feature, Limits, Sandbox, StatefulSandbox
-from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.core.errors import ClassifiedFailure, FileTooLargeError, UserError
 from burnish.core.loop_thread import LoopThread
 from burnish.core.vocabulary import FailureKind
 from burnish.sandbox.remote.client import RemotePool
@@ -246,6 +246,10 @@ def test_errors_arrive_as_what_they_are(served: Served, connect: Connect) -> Non
         with pytest.raises(OSError, match="space") as caught:
             await box.write_file("full", b"")
         assert caught.value.errno == errno.ENOSPC
+        await box.write_file("large", bytes(1000))
+        with pytest.raises(FileTooLargeError, match="large has 1000 bytes") as refused:
+            await box.read_file("large", limit_bytes=999)
+        assert (refused.value.size_bytes, refused.value.errno) == (1000, errno.EFBIG)
         with pytest.raises(ValueError, match="path"):
             await box.write_file("../x", b"")
         with pytest.raises(UserError, match="do it right"):

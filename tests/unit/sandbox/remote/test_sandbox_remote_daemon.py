@@ -89,3 +89,17 @@ def test_a_runtime_directory_that_is_absent_is_a_users_mistake(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "absent"))
     with pytest.raises(UserError, match="XDG_RUNTIME_DIR"):
         daemon.runtime_folder()
+
+
+def test_a_client_that_hangs_up_ends_its_command_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[ServeConfig] = []
+
+    async def serve(pool: object, config: ServeConfig, **_: object) -> None:
+        served.append(config)
+
+    monkeypatch.setattr("burnish.sandbox.remote.serving.serve", serve)
+    monkeypatch.setattr("burnish.sandbox.start.open_pool", lambda config: config)
+    asyncio.run(daemon._serve(folder / "s", lambda _: None))
+    assert served[0].hang_up_ends

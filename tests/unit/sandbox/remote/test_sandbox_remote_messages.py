@@ -21,7 +21,8 @@ from burnish.sandbox.remote.problems import (
     http_status,
     problem_of,
 )
-from burnish.sandbox.remote.serving import read_tokens, split_address
+from burnish.sandbox.remote.serving import split_address
+from burnish.sandbox.remote.token_file import read_token, read_tokens
 from burnish.sandbox.remote.wire import split_url
 
 HOST = "http://host:1"
@@ -196,3 +197,21 @@ def test_tokens_may_have_names(tmp_path: Path) -> None:
         file.write_text("ann a-token-of-anns-own\nbob a-token-of-bobs-own\n" + twice)
         with pytest.raises(UserError, match="twice"):
             read_tokens(file)
+
+
+def test_a_clients_token_file_is_never_waited_for_and_holds_one_word(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    contents = {"empty": b"", "lines": b"ann x\nbob y\n", "odd": b"\xff", "nul": b"a\0b\xe9"}
+    contents["huge"] = b"x" * (2**20 + 1)
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    for name in (*contents, "pipe", "device", "folder", "absent"):
+        with pytest.raises(UserError, match=name) as refused:
+            read_token(tmp_path / name)
+        assert "token_file" in refused.value.fix
+        with pytest.raises(UserError, match=name):
+            read_tokens(tmp_path / name)
+    (tmp_path / "token").write_text(" a-token-of-some-length \n")
+    assert read_token(tmp_path / "token") == "a-token-of-some-length"

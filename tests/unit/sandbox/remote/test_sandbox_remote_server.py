@@ -81,6 +81,18 @@ def raw(served: Served, data: bytes) -> bytes:
     return b""
 
 
+def begin_to_wait(served: Served, box: str) -> socket.socket:
+    """A client that has sent a command that does not end by itself."""
+    body = m.encode(m.Exec(argv=(b"wait",)))
+    lines = [f"POST /v3/boxes/{box}/exec HTTP/1.1", "Host: localhost"]
+    lines += [f"{k}: {v}" for k, v in {**HEADERS, m.REQUEST_HEADER: "request-2"}.items()]
+    lines += [f"Content-Length: {len(body)}", "", ""]
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(served.url.removeprefix("http+unix://"))
+    client.sendall("\r\n".join(lines).encode() + body)
+    return client
+
+
 async def until(condition: Callable[[], object]) -> None:
     for _ in range(100_000):
         if condition():
@@ -118,6 +130,13 @@ def test_without_the_token_nothing_is_told_or_done(serve: Callable[..., Served],
 def test_health_needs_no_token_and_tells_the_version_only(serve: Callable[..., Served]) -> None:
     served = serve(listen="127.0.0.1:0")
     assert ask(served, "GET", "/health", Accept="*/*") == (200, b'{"api":3}\n')
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "BeArEr", "Bearer  "])
+def test_the_name_of_the_scheme_has_no_case(serve: Callable[..., Served], scheme: str) -> None:
+    served = serve(listen="127.0.0.1:0")
+    sent = f"{scheme} {TOKEN}"
+    assert ask(served, "GET", "/v3/boxes", Authorization=sent)[0] == 200
 
 
 def test_the_token_opens(serve: Callable[..., Served]) -> None:
@@ -330,13 +349,7 @@ def test_another_request_under_a_used_id_is_refused(served: Served) -> None:
 def test_a_command_ends_when_its_client_disconnects(serve: Callable[..., Served]) -> None:
     served = serve(poll_s=1000)
     box = create(served)
-    body = m.encode(m.Exec(argv=(b"wait",)))
-    lines = [f"POST /v3/boxes/{box}/exec HTTP/1.1", "Host: localhost"]
-    lines += [f"{k}: {v}" for k, v in {**HEADERS, m.REQUEST_HEADER: "request-2"}.items()]
-    lines += [f"Content-Length: {len(body)}", "", ""]
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(served.url.removeprefix("http+unix://"))
-        client.sendall("\r\n".join(lines).encode() + body)
+    with begin_to_wait(served, box):
         while served.pool.num_started == 0:
             os.sched_yield()
         served.pass_time(11)
@@ -345,6 +358,36 @@ def test_a_command_ends_when_its_client_disconnects(serve: Callable[..., Served]
     while served.pool.num_cancelled == 0:
         served.pass_time(11)
     assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_running == 0
+
+
+def test_where_connections_do_not_break_a_client_that_hangs_up_ends_its_command_at_once(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve(poll_s=1000, hang_up_ends=True)
+    box = create(served)
+    with begin_to_wait(served, box):
+        while served.pool.num_started == 0:
+            os.sched_yield()
+        served.pass_time(11)
+        assert served.pool.num_cancelled == 0
+    # No time passes: the server only has to hear of it.
+    while served.pool.num_cancelled == 0:
+        os.sched_yield()
+    assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_running == 0
+
+
+def test_one_of_two_that_wait_for_a_command_may_hang_up(serve: Callable[..., Served]) -> None:
+    served = serve(poll_s=1000, hang_up_ends=True)
+    box = create(served)
+    with begin_to_wait(served, box) as other:
+        while served.pool.num_started == 0:
+            os.sched_yield()
+        begin_to_wait(served, box).close()
+        # Both connections are of one request; this answer comes after the end of the other.
+        assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_running == 1
+        served.pool.go.set()
+        assert b"200 OK" in other.recv(65536)
+    assert served.pool.num_cancelled == 0
 
 
 def test_a_box_that_was_made_for_somebody_who_left_does_not_stay(served: Served) -> None:

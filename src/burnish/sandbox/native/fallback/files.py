@@ -37,8 +37,8 @@ def put(path: str, source: int, mode: int) -> None:
         os.close(folder)
 
 
-def get(path: str, target: int, limit_bytes: int) -> int:
-    """Copy at most `limit_bytes` of a regular file; returns how many.
+def get(path: str, target: int, limit_bytes: int) -> None:
+    """Copy at most `limit_bytes` of a regular file; a hole at the end stands for the others.
 
     Raises:
         OSError: ENOENT for whatever is not a regular file, or behind a link.
@@ -56,9 +56,11 @@ def get(path: str, target: int, limit_bytes: int) -> int:
             raise
         raise FileNotFoundError(errno.ENOENT, "no regular file") from error
     try:
-        if not stat.S_ISREG(os.fstat(source).st_mode):
+        found = os.fstat(source)
+        if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file")
-        return _copy(source, target, limit_bytes)
+        if _copy(source, target, limit_bytes) < found.st_size and found.st_size > limit_bytes:
+            os.ftruncate(target, found.st_size)
     finally:
         os.close(source)
 
