@@ -1,5 +1,6 @@
 """`burnish sandbox snapshot`, `rollback`, `forget`, `fork`, `export`, `import`: files of a box."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -161,7 +162,11 @@ def import_(box: str, file: Path, /, *, as_json: Annotated[bool, _JSON] = False)
         raise UserError(f"{error}.", fix="make a tar of plain files and links") from error
     except OSError as error:
         what = f"{file}: {error.strerror or error}."
-        fix = f"burnish sandbox exec {box} --disk 1G --memory 2G -- true gives the box more room"
+        fix = "give a file that can be read"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = (
+                f"burnish sandbox exec {box} --disk 1G --memory 2G -- true gives the box more room"
+            )
         raise UserError(what, fix=fix) from error
     if as_json:
         write_json({"id": box, "file": file})

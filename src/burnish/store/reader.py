@@ -157,6 +157,13 @@ def _damage_told(path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{path}: cannot be read ({error.strerror})."
         raise UserError(what, fix="make it readable, or restore it from a copy.") from None
-    except (ValueError, KeyError, TypeError, AssertionError, sqlite3.Error) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AssertionError,
+        RecursionError,
+        sqlite3.Error,
+    ) as error:
         what = f"{path}: damaged ({one_line(error)})."
         raise UserError(what, fix="restore it from a copy of the run.") from None

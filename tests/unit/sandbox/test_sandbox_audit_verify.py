@@ -249,6 +249,18 @@ def test_heads_show_that_a_log_is_gone(tmp_path: Path) -> None:
     assert report.finding.problem is Problem.MISSING
 
 
+@pytest.mark.parametrize("garbage", [b"hello\n", b"\0\xff\n{}\n[1]\n"])
+def test_a_file_without_a_head_confirms_nothing_and_is_refused(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    path, heads = anchored_log(tmp_path)
+    heads.write_bytes(garbage)
+    with pytest.raises(UserError, match="is no file of heads"):
+        verify_all(path.parent, heads)
+    heads.write_bytes(b'{"version": 1, "lo')
+    assert verify_all(path.parent, heads)[0].ok
+
+
 def test_torn_heads_are_left_out_and_other_versions_refused(tmp_path: Path) -> None:
     path, heads = anchored_log(tmp_path)
     with open(heads, "ab") as file:

@@ -70,19 +70,29 @@ class Heads(NamedTuple):
         """Heads by log. Torn lines (a crash, a full disk) are left out.
 
         Raises:
-            UserError: the file is missing or of another version.
+            UserError: the file is missing or of another version, or no line of it is a head.
         """
         found: dict[str, list[Head]] = {}
+        num_bad = 0
         for head in self._lines():
+            if head is None:
+                num_bad += 1
+                continue
             if head.version != _VERSION:
                 raise UserError(
                     f"{self.path}: its format has version {head.version}, not {_VERSION}.",
                     fix="verify with the version of burnish that wrote it",
                 )
             found.setdefault(head.log, []).append(head)
+        if num_bad and not found:
+            raise UserError(
+                f"{self.path} is no file of heads: no line of it is one.",
+                fix="give the path of the heads.jsonl that was kept, or verify without heads",
+            )
         return found
 
-    def _lines(self) -> Iterator[Head]:
+    def _lines(self) -> Iterator[Head | None]:
+        """None for a line that is whole and no head."""
         try:
             file = open(self.path, "rb")  # noqa: SIM115 (opened here to name a missing file)
         except FileNotFoundError as error:
@@ -95,4 +105,6 @@ class Heads(NamedTuple):
                 try:
                     yield msgspec.json.decode(data, type=Head)
                 except (msgspec.DecodeError, UnicodeDecodeError):
-                    continue
+                    # The end of a file that was just begun is torn, which says nothing about it.
+                    if data.endswith(b"\n"):
+                        yield None

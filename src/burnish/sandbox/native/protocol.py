@@ -69,8 +69,8 @@ owner -> init
               -> EXITED; what kept it from being done is NOT_STARTED. At wall_us it is killed, and
               nothing that was kept. (The helper in Python has no limit: its init does this itself,
               and nothing in the box can stop that one.)
-    GET       As PUT, but the other way round: at most so many bytes, in place of 0, go to stdout (a
-              file), which then is as long as what was read: a hole stands for what did not go.
+    GET       As PUT, but the other way round: the file goes to stdout (a file), at most so many
+              bytes, in place of 0; if it has more, a hole of its length goes there instead.
               NOT_STARTED ENOENT for whatever is not a regular file.
     PYTHON    As EXEC, with u32 kind (`PythonKind`), u32 options (`PythonOption`) in place of 0,
               and one file, which is the source: code, a path or a module's name. Runs in an

@@ -239,7 +239,7 @@ def box_path(box_id: str, url: str) -> str:
     """
     if not _BOX_ID.fullmatch(box_id):
         raise RemoteFailure(ProblemKind.NO_BOX, url, "there is no box of that name")
-    return f"/v3/boxes/{box_id}"
+    return f"/v4/boxes/{box_id}"
 
 
 def infra_error(message: str) -> ExecResult:

@@ -69,7 +69,7 @@ class RemotePool:
         self._beating: asyncio.Task[None] | None = None
         self._closed = False
         try:
-            self._info = self._thread.run_blocking(lambda: self._wire.get("/v3/pool", m.PoolInfo))
+            self._info = self._thread.run_blocking(lambda: self._wire.get("/v4/pool", m.PoolInfo))
         except BaseException:
             self._thread.run_blocking(self._wire.close)
             self._end_thread()
@@ -134,7 +134,7 @@ class RemotePool:
         policy = policy or Policy()
         check_policy(image, policy, self.capabilities)
         request = m.CreateBox(image=image, policy=policy, detached=detached)
-        return await self.claim("/v3/boxes", request, m.BoxInfo, wait_s)
+        return await self.claim("/v4/boxes", request, m.BoxInfo, wait_s)
 
     async def claim(
         self, path: str, request: Record, kind: type[R], wait_s: float | None = None
@@ -171,11 +171,11 @@ class RemotePool:
 
     async def boxes(self) -> tuple[m.BoxInfo, ...]:
         """All boxes of the server that are of the same user, also of other clients."""
-        return (await self.run(lambda: self._wire.get("/v3/boxes", m.Boxes))).boxes
+        return (await self.run(lambda: self._wire.get("/v4/boxes", m.Boxes))).boxes
 
     async def stats(self) -> m.Stats:
         """How the server is doing."""
-        return await self.run(lambda: self._wire.get("/v3/stats", m.Stats))
+        return await self.run(lambda: self._wire.get("/v4/stats", m.Stats))
 
     async def close(self) -> None:
         """Destroy the boxes of this pool and hang up; may be called twice."""
@@ -238,7 +238,7 @@ class RemotePool:
         It is one request: two clients that each had a part of what they want would wait for ever.
         """
         request = m.CreateBoxes(count=count, box=m.CreateBox(image=image, policy=policy))
-        return (await self.claim("/v3/batches", request, m.Boxes, wait_s)).boxes
+        return (await self.claim("/v4/batches", request, m.Boxes, wait_s)).boxes
 
     async def release_all(self, boxes: tuple[m.BoxInfo, ...]) -> None:
         """See `release`."""
@@ -260,10 +260,10 @@ class RemotePool:
         while True:
             await asyncio.sleep(self._info.lease_s / _BEATS_PER_LEASE)
             try:
-                stats = await self._wire.post("/v3/sessions/heartbeat", m.Done(), m.Stats)
+                stats = await self._wire.post("/v4/sessions/heartbeat", m.Done(), m.Stats)
                 if stats.instance != self._info.instance:
                     _LOG.warning("%s was started anew: its former boxes are gone", self.url)
-                    self._info = await self._wire.get("/v3/pool", m.PoolInfo)
+                    self._info = await self._wire.get("/v4/pool", m.PoolInfo)
             except (ClassifiedFailure, UserError) as error:
                 _LOG.warning("the lease could not be renewed: %s", error)
 
@@ -271,7 +271,7 @@ class RemotePool:
         try:
             if self._beating is not None:
                 self._beating.cancel()
-                await self._wire.delete("/v3/sessions")
+                await self._wire.delete("/v4/sessions")
         except (ClassifiedFailure, UserError) as error:
             _LOG.warning("the boxes end with their lease: %s", error)
         finally:

@@ -1,29 +1,29 @@
 """What client and server of remote boxes say to each other: MessagePack bodies over HTTP.
 
     GET    /health                          -> Health           no token needed
-    GET    /v3/pool                         -> PoolInfo
-    GET    /v3/stats                        -> Stats
-    GET    /v3/boxes                        -> Boxes
-    POST   /v3/boxes                        CreateBox -> BoxInfo                 (job)
-    POST   /v3/batches                      CreateBoxes -> Boxes                 (job)
-    DELETE /v3/boxes/ID                     -> Done             also if it is gone
-    POST   /v3/boxes/ID/exec                Exec -> ExecResult                   (job)
-    POST   /v3/boxes/ID/write               WriteFile -> Done                    (job)
-    POST   /v3/boxes/ID/read                ReadFile -> FileData                 (job)
-    POST   /v3/boxes/ID/allow               SetAllow -> Done                     (job)
-    POST   /v3/boxes/ID/snapshot            Done -> Snapshot                     (job)
-    POST   /v3/boxes/ID/rollback            Rollback -> Done                     (job)
-    POST   /v3/boxes/ID/forget              Forget -> Done                       (job)
-    POST   /v3/boxes/ID/fork                Fork -> Boxes                        (job)
-    POST   /v3/boxes/ID/export              Export -> Exported                   (job)
-    POST   /v3/boxes/ID/import              Import -> Done                       (job)
-    PUT    /v3/files                        bytes -> Uploaded   what `import` then names
-    GET    /v3/files/ID                     -> bytes            what `export` made
-    DELETE /v3/files/ID                     -> Done
-    GET    /v3/requests/ID                  -> the answer of a job, or Pending
-    DELETE /v3/requests/ID                  -> Done             ends the job
-    POST   /v3/sessions/heartbeat           -> Stats            keeps the boxes of the session
-    DELETE /v3/sessions                     -> Done             destroys them
+    GET    /v4/pool                         -> PoolInfo
+    GET    /v4/stats                        -> Stats
+    GET    /v4/boxes                        -> Boxes
+    POST   /v4/boxes                        CreateBox -> BoxInfo                 (job)
+    POST   /v4/batches                      CreateBoxes -> Boxes                 (job)
+    DELETE /v4/boxes/ID                     -> Done             also if it is gone
+    POST   /v4/boxes/ID/exec                Exec -> ExecResult                   (job)
+    POST   /v4/boxes/ID/write               WriteFile -> Done                    (job)
+    POST   /v4/boxes/ID/read                ReadFile -> FileData                 (job)
+    POST   /v4/boxes/ID/allow               SetAllow -> Done                     (job)
+    POST   /v4/boxes/ID/snapshot            Done -> Snapshot                     (job)
+    POST   /v4/boxes/ID/rollback            Rollback -> Done                     (job)
+    POST   /v4/boxes/ID/forget              Forget -> Done                       (job)
+    POST   /v4/boxes/ID/fork                Fork -> Boxes                        (job)
+    POST   /v4/boxes/ID/export              Export -> Exported                   (job)
+    POST   /v4/boxes/ID/import              Import -> Done                       (job)
+    PUT    /v4/files                        bytes -> Uploaded   what `import` then names
+    GET    /v4/files/ID                     -> bytes            what `export` made
+    DELETE /v4/files/ID                     -> Done
+    GET    /v4/requests/ID                  -> the answer of a job, or Pending
+    DELETE /v4/requests/ID                  -> Done             ends the job
+    POST   /v4/sessions/heartbeat           -> Stats            keeps the boxes of the session
+    DELETE /v4/sessions                     -> Done             destroys them
 
 A job carries an id of the client's in `Burnish-Request`; the session is in `Burnish-Session`.
 Status 202 is `Pending`: ask again. Other failures are a `Problem`. GET answers are JSON for those
@@ -38,7 +38,7 @@ import msgspec
 from burnish.core.boxes import Capabilities, Limits, Policy
 from burnish.core.records import Failure, Record
 
-API_VERSION = 3
+API_VERSION = 4
 API_HEADER = "Burnish-Api"
 REQUEST_HEADER = "Burnish-Request"
 SESSION_HEADER = "Burnish-Session"

@@ -94,25 +94,25 @@ class SandboxServer:
         app = web.Application(
             middlewares=[self._guard], client_max_size=self._config.max_request_bytes
         )
-        box = "/v3/boxes/{box}"
+        box = "/v4/boxes/{box}"
         app.add_routes(
             [
                 web.get("/health", self._health),
                 web.get("/metrics", self._metrics),
-                web.get("/v3/pool", self._show_pool),
-                web.get("/v3/stats", self._show_stats),
-                web.get("/v3/boxes", self._list),
-                web.post("/v3/boxes", self._create),
-                web.post("/v3/batches", self._create_many),
+                web.get("/v4/pool", self._show_pool),
+                web.get("/v4/stats", self._show_stats),
+                web.get("/v4/boxes", self._list),
+                web.post("/v4/boxes", self._create),
+                web.post("/v4/batches", self._create_many),
                 web.delete(box, self._destroy),
                 web.post(box + "/{verb}", self._use),
-                web.put("/v3/files", self._upload),
-                web.get("/v3/files/{file}", self._download),
-                web.delete("/v3/files/{file}", self._remove_file),
-                web.get("/v3/requests/{request}", self._poll),
-                web.delete("/v3/requests/{request}", self._cancel),
-                web.post("/v3/sessions/heartbeat", self._heartbeat),
-                web.delete("/v3/sessions", self._end_session),
+                web.put("/v4/files", self._upload),
+                web.get("/v4/files/{file}", self._download),
+                web.delete("/v4/files/{file}", self._remove_file),
+                web.get("/v4/requests/{request}", self._poll),
+                web.delete("/v4/requests/{request}", self._cancel),
+                web.post("/v4/sessions/heartbeat", self._heartbeat),
+                web.delete("/v4/sessions", self._end_session),
             ]
         )
         app.cleanup_ctx.append(self._live)

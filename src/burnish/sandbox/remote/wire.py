@@ -28,7 +28,7 @@ _CONNECT_S = 10.0
 _PAUSES_S = (0.1, 0.5, 2.0)
 """Between tries of a request that broke: its id makes sure that it runs once."""
 _BUSY_PAUSE_S = 0.5
-_BOUND = ("/v3/boxes/", "/v3/requests/", "/v3/files/")
+_BOUND = ("/v4/boxes/", "/v4/requests/", "/v4/files/")
 _NOBODY = (errno.ECONNREFUSED, errno.ENOENT)
 _CHUNK_BYTES = 2**20
 
@@ -93,7 +93,7 @@ class Wire:
             while answer is None:
                 if deadline_s is not None and time.monotonic() >= deadline_s:
                     raise RemoteFailure(ProblemKind.BUSY, self.url, "no answer by the deadline")
-                poll = self._retry_pending("GET", f"/v3/requests/{request_id}")
+                poll = self._retry_pending("GET", f"/v4/requests/{request_id}")
                 answer = await _within(poll, deadline_s)
             done = True
             return self._decode(answer, kind)
@@ -104,7 +104,7 @@ class Wire:
 
     async def upload(self, source: IO[bytes]) -> str:
         """Send a file; returns its id there."""
-        answer, _ = await self._send("PUT", "/v3/files", _chunks(source), {})
+        answer, _ = await self._send("PUT", "/v4/files", _chunks(source), {})
         return self._decode(answer, m.Uploaded).file
 
     async def download(self, file: str, destination: IO[bytes], num_bytes: int) -> None:
@@ -113,7 +113,7 @@ class Wire:
         Raises:
             RemoteFailure: not all of it came.
         """
-        path = f"/v3/files/{file}"
+        path = f"/v4/files/{file}"
         got = 0
         try:
             async with self._session().get(self._base + path) as response:
@@ -152,7 +152,7 @@ class Wire:
     def _end(self, request_id: str) -> None:
         async def tell() -> None:
             try:
-                await self._retry("DELETE", f"/v3/requests/{request_id}")
+                await self._retry("DELETE", f"/v4/requests/{request_id}")
             except (RemoteFailure, UserError, ValueError, OSError) as error:
                 # It ends there without us, once nobody asks for it.
                 _LOG.debug("a request could not be ended: %s", error)

@@ -61,14 +61,14 @@ def problem(answer: Answer) -> m.Problem:
 
 def create(served: Served, request_id: str = "request-1", **fields: Any) -> str:
     body = m.encode(m.CreateBox(**fields))
-    status, answer = ask(served, "POST", "/v3/boxes", body, Burnish_Request=request_id)
+    status, answer = ask(served, "POST", "/v4/boxes", body, Burnish_Request=request_id)
     assert status == 200, answer
     return m.decode(answer, m.BoxInfo).id
 
 
 def use(served: Served, box: str, verb: str, message: Record, request_id: str) -> Answer:
     body = m.encode(message)
-    return ask(served, "POST", f"/v3/boxes/{box}/{verb}", body, Burnish_Request=request_id)
+    return ask(served, "POST", f"/v4/boxes/{box}/{verb}", body, Burnish_Request=request_id)
 
 
 def raw(served: Served, data: bytes) -> bytes:
@@ -84,7 +84,7 @@ def raw(served: Served, data: bytes) -> bytes:
 def begin_to_wait(served: Served, box: str) -> socket.socket:
     """A client that has sent a command that does not end by itself."""
     body = m.encode(m.Exec(argv=(b"wait",)))
-    lines = [f"POST /v3/boxes/{box}/exec HTTP/1.1", "Host: localhost"]
+    lines = [f"POST /v4/boxes/{box}/exec HTTP/1.1", "Host: localhost"]
     lines += [f"{k}: {v}" for k, v in {**HEADERS, m.REQUEST_HEADER: "request-2"}.items()]
     lines += [f"Content-Length: {len(body)}", "", ""]
     client = socket.socket(socket.AF_UNIX)
@@ -110,12 +110,12 @@ async def until(condition: Callable[[], object]) -> None:
 def test_without_the_token_nothing_is_told_or_done(serve: Callable[..., Served], sent: str) -> None:
     served = serve(listen="127.0.0.1:0")
     for method, path in (
-        ("POST", "/v3/boxes"),
-        ("GET", "/v3/boxes"),
-        ("GET", "/v3/pool"),
-        ("GET", "/v3/stats"),
-        ("DELETE", "/v3/sessions"),
-        ("PUT", "/v3/files"),
+        ("POST", "/v4/boxes"),
+        ("GET", "/v4/boxes"),
+        ("GET", "/v4/pool"),
+        ("GET", "/v4/stats"),
+        ("DELETE", "/v4/sessions"),
+        ("PUT", "/v4/files"),
         ("GET", "/nowhere"),
         ("GET", "/v1/pool"),
     ):
@@ -129,19 +129,19 @@ def test_without_the_token_nothing_is_told_or_done(serve: Callable[..., Served],
 
 def test_health_needs_no_token_and_tells_the_version_only(serve: Callable[..., Served]) -> None:
     served = serve(listen="127.0.0.1:0")
-    assert ask(served, "GET", "/health", Accept="*/*") == (200, b'{"api":3}\n')
+    assert ask(served, "GET", "/health", Accept="*/*") == (200, b'{"api":4}\n')
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER", "BeArEr", "Bearer  "])
 def test_the_name_of_the_scheme_has_no_case(serve: Callable[..., Served], scheme: str) -> None:
     served = serve(listen="127.0.0.1:0")
     sent = f"{scheme} {TOKEN}"
-    assert ask(served, "GET", "/v3/boxes", Authorization=sent)[0] == 200
+    assert ask(served, "GET", "/v4/boxes", Authorization=sent)[0] == 200
 
 
 def test_the_token_opens(serve: Callable[..., Served]) -> None:
     served = serve(listen="127.0.0.1:0")
-    status, answer = ask(served, "GET", "/v3/stats", Authorization=f"Bearer {TOKEN}", Accept="*/*")
+    status, answer = ask(served, "GET", "/v4/stats", Authorization=f"Bearer {TOKEN}", Accept="*/*")
     assert status == 200
     assert json.loads(answer)["backend"] == "memory"
 
@@ -151,14 +151,14 @@ def test_without_a_token_a_page_cannot_come_under_another_name(
     serve: Callable[..., Served], host: str, tmp_path: Path
 ) -> None:
     served = serve(listen="127.0.0.1:0", token_file=None)
-    assert problem(ask(served, "GET", "/v3/stats", Host=host)).kind is ProblemKind.UNAUTHORIZED
-    assert ask(served, "GET", "/v3/stats", Host="localhost:1")[0] == 200
-    assert ask(served, "GET", "/v3/stats", Host="[::1]:1")[0] == 200
+    assert problem(ask(served, "GET", "/v4/stats", Host=host)).kind is ProblemKind.UNAUTHORIZED
+    assert ask(served, "GET", "/v4/stats", Host="localhost:1")[0] == 200
+    assert ask(served, "GET", "/v4/stats", Host="[::1]:1")[0] == 200
 
 
 def test_a_form_of_a_page_is_no_message(served: Served) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
-        answer = ask(served, "POST", "/v3/boxes", b"\x80", Content_Type=kind)
+        answer = ask(served, "POST", "/v4/boxes", b"\x80", Content_Type=kind)
         assert problem(answer).kind is ProblemKind.MALFORMED
     assert served.pool.num_made == 0
 
@@ -213,15 +213,15 @@ def test_a_socket_that_a_killed_server_left_is_replaced_and_nothing_else(
 @pytest.mark.parametrize(
     "path",
     [
-        "/v3/boxes/../../etc/passwd/exec",
-        "/v3/boxes/..%2f..%2fetc/exec",
-        "/v3/boxes/%2e%2e/exec",
-        "/v3/boxes/000000000000/exec",
-        "/v3/boxes/" + "a" * 4000 + "/exec",
-        "/v3/boxes/%00/exec",
-        "/v3/boxes/x/unknown",
-        "/v3/files/../../etc/passwd",
-        "/v3/files/..%2f..%2f..%2fetc%2fpasswd",
+        "/v4/boxes/../../etc/passwd/exec",
+        "/v4/boxes/..%2f..%2fetc/exec",
+        "/v4/boxes/%2e%2e/exec",
+        "/v4/boxes/000000000000/exec",
+        "/v4/boxes/" + "a" * 4000 + "/exec",
+        "/v4/boxes/%00/exec",
+        "/v4/boxes/x/unknown",
+        "/v4/files/../../etc/passwd",
+        "/v4/files/..%2f..%2f..%2fetc%2fpasswd",
     ],
 )
 def test_names_that_lead_elsewhere_lead_nowhere(served: Served, path: str) -> None:
@@ -250,8 +250,8 @@ def test_names_that_lead_elsewhere_lead_nowhere(served: Served, path: str) -> No
     [
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v3/boxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v3/boxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+        b"POST /v4/boxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v4/boxes HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n",
         b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
@@ -268,26 +268,26 @@ def test_what_is_not_http_harms_nobody(served: Served, data: bytes) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    st.sampled_from(["/v3/boxes", "BOX/exec", "BOX/write", "BOX/fork", "BOX/read", "BOX/import"]),
+    st.sampled_from(["/v4/boxes", "BOX/exec", "BOX/write", "BOX/fork", "BOX/read", "BOX/import"]),
     st.binary(max_size=300),
     st.text("abcdef0123456789", min_size=8, max_size=16),
 )
 def test_bodies_of_garbage_are_answered(
     served: Served, path: str, body: bytes, request_id: str
 ) -> None:
-    boxes = m.decode(ask(served, "GET", "/v3/boxes")[1], m.Boxes).boxes
+    boxes = m.decode(ask(served, "GET", "/v4/boxes")[1], m.Boxes).boxes
     box = boxes[0].id if boxes else create(served, "request-create")
-    path = path.replace("BOX", f"/v3/boxes/{box}")
+    path = path.replace("BOX", f"/v4/boxes/{box}")
     status, answer = ask(served, "POST", path, body, Burnish_Request=request_id)
     assert status != 500, answer
-    for info in m.decode(ask(served, "GET", "/v3/boxes")[1], m.Boxes).boxes[1:]:
-        ask(served, "DELETE", f"/v3/boxes/{info.id}")
+    for info in m.decode(ask(served, "GET", "/v4/boxes")[1], m.Boxes).boxes[1:]:
+        ask(served, "DELETE", f"/v4/boxes/{info.id}")
 
 
 @pytest.mark.parametrize("name", [m.SESSION_HEADER, m.REQUEST_HEADER])
 @pytest.mark.parametrize("value", ["", "short", "x" * 65, "../../../x", "a b c d e f"])
 def test_names_of_sessions_and_requests_are_checked(served: Served, name: str, value: str) -> None:
-    answer = ask(served, "POST", "/v3/boxes", m.encode(m.CreateBox()), **{name: value})
+    answer = ask(served, "POST", "/v4/boxes", m.encode(m.CreateBox()), **{name: value})
     assert problem(answer).kind is ProblemKind.MALFORMED
 
 
@@ -317,7 +317,7 @@ def test_a_body_without_end_is_refused_at_the_bound(serve: Callable[..., Served]
             sent += 65536
             yield bytes(65536)
 
-    for method, path in (("POST", "/v3/boxes"), ("PUT", "/v3/files")):
+    for method, path in (("POST", "/v4/boxes"), ("PUT", "/v4/files")):
         sent = 0
         with contextlib.suppress(aiohttp.ClientError):
             answer = ask(served, method, path, endless())
@@ -357,7 +357,7 @@ def test_a_command_ends_when_its_client_disconnects(serve: Callable[..., Served]
     # The connection is closed now; the server hears of it, and then nobody comes back.
     while served.pool.num_cancelled == 0:
         served.pass_time(11)
-    assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_running == 0
+    assert m.decode(ask(served, "GET", "/v4/stats")[1], m.Stats).num_running == 0
 
 
 def test_where_connections_do_not_break_a_client_that_hangs_up_ends_its_command_at_once(
@@ -373,7 +373,7 @@ def test_where_connections_do_not_break_a_client_that_hangs_up_ends_its_command_
     # No time passes: the server only has to hear of it.
     while served.pool.num_cancelled == 0:
         os.sched_yield()
-    assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_running == 0
+    assert m.decode(ask(served, "GET", "/v4/stats")[1], m.Stats).num_running == 0
 
 
 def test_one_of_two_that_wait_for_a_command_may_hang_up(serve: Callable[..., Served]) -> None:
@@ -384,7 +384,7 @@ def test_one_of_two_that_wait_for_a_command_may_hang_up(serve: Callable[..., Ser
             os.sched_yield()
         begin_to_wait(served, box).close()
         # Both connections are of one request; this answer comes after the end of the other.
-        assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_running == 1
+        assert m.decode(ask(served, "GET", "/v4/stats")[1], m.Stats).num_running == 1
         served.pool.go.set()
         assert b"200 OK" in other.recv(65536)
     assert served.pool.num_cancelled == 0
@@ -393,12 +393,12 @@ def test_one_of_two_that_wait_for_a_command_may_hang_up(serve: Callable[..., Ser
 def test_a_box_that_was_made_for_somebody_who_left_does_not_stay(served: Served) -> None:
     create(served)
     assert len(served.pool.boxes) == 1
-    assert ask(served, "DELETE", "/v3/requests/request-1")[0] == 200
+    assert ask(served, "DELETE", "/v4/requests/request-1")[0] == 200
     assert served.pool.boxes == []
 
 
 def test_detached_boxes_are_refused_where_they_are_not_allowed(served: Served) -> None:
-    answer = ask(served, "POST", "/v3/boxes", m.encode(m.CreateBox(detached=True)))
+    answer = ask(served, "POST", "/v4/boxes", m.encode(m.CreateBox(detached=True)))
     assert problem(answer).kind is ProblemKind.USER
     assert served.pool.num_made == 0
 
@@ -408,9 +408,9 @@ def test_waiting_is_bounded(serve: Callable[..., Served]) -> None:
     create(served)
     body = m.encode(m.CreateBox())
     for n in range(2):
-        answer = ask(served, "POST", "/v3/boxes", body, Burnish_Request=f"waiting-{n}")
+        answer = ask(served, "POST", "/v4/boxes", body, Burnish_Request=f"waiting-{n}")
         assert answer[0] == 202
-    answer = ask(served, "POST", "/v3/boxes", body, Burnish_Request="waiting-9")
+    answer = ask(served, "POST", "/v4/boxes", body, Burnish_Request="waiting-9")
     assert problem(answer).kind is ProblemKind.BUSY
 
 
@@ -418,14 +418,14 @@ def test_a_silent_session_loses_its_boxes_and_no_other_does(serve: Callable[...,
     served = serve(lease_s=100)
     box = create(served)
     other = {"Burnish_Session": "session-2", "Burnish_Request": "request-2"}
-    ask(served, "POST", "/v3/boxes", m.encode(m.CreateBox()), **other)
+    ask(served, "POST", "/v4/boxes", m.encode(m.CreateBox()), **other)
     for _ in range(5):
         served.pass_time(24)
-        ask(served, "POST", "/v3/sessions/heartbeat", b"\x80", Burnish_Session="session-2")
-    boxes = m.decode(ask(served, "GET", "/v3/boxes")[1], m.Boxes).boxes
+        ask(served, "POST", "/v4/sessions/heartbeat", b"\x80", Burnish_Session="session-2")
+    boxes = m.decode(ask(served, "GET", "/v4/boxes")[1], m.Boxes).boxes
     assert box not in [info.id for info in boxes]
     assert len(boxes) == len(served.pool.boxes) == 1
-    assert m.decode(ask(served, "GET", "/v3/stats")[1], m.Stats).num_expired == 1
+    assert m.decode(ask(served, "GET", "/v4/stats")[1], m.Stats).num_expired == 1
 
 
 def test_a_silent_session_loses_its_snapshots_and_no_other_does(
@@ -434,24 +434,24 @@ def test_a_silent_session_loses_its_snapshots_and_no_other_does(
     served = serve(lease_s=100)
     box = create(served)
     other = {"Burnish_Session": "session-2", "Burnish_Request": "request-2"}
-    answer = ask(served, "POST", "/v3/boxes", m.encode(m.CreateBox()), **other)[1]
+    answer = ask(served, "POST", "/v4/boxes", m.encode(m.CreateBox()), **other)[1]
     second = m.decode(answer, m.BoxInfo).id
-    ask(served, "POST", f"/v3/boxes/{box}/snapshot", b"\x80", Burnish_Request="request-3")
+    ask(served, "POST", f"/v4/boxes/{box}/snapshot", b"\x80", Burnish_Request="request-3")
     other["Burnish_Request"] = "request-4"
-    answer = ask(served, "POST", f"/v3/boxes/{second}/snapshot", b"\x80", **other)[1]
+    answer = ask(served, "POST", f"/v4/boxes/{second}/snapshot", b"\x80", **other)[1]
     for _ in range(5):
         served.pass_time(24)
-        ask(served, "POST", "/v3/sessions/heartbeat", b"\x80", Burnish_Session="session-2")
+        ask(served, "POST", "/v4/sessions/heartbeat", b"\x80", Burnish_Session="session-2")
     assert set(served.pool.snapshots) == {m.decode(answer, Snapshot).id}
 
 
 def test_a_lost_file_is_removed_after_a_while(served: Served, tmp_path: Path) -> None:
-    status, answer = ask(served, "PUT", "/v3/files", b"data")
+    status, answer = ask(served, "PUT", "/v4/files", b"data")
     assert status == 200
     name = m.decode(answer, m.Uploaded).file
-    assert ask(served, "GET", f"/v3/files/{name}") == (200, b"data")
+    assert ask(served, "GET", f"/v4/files/{name}") == (200, b"data")
     served.pass_time(601)
-    assert ask(served, "GET", f"/v3/files/{name}")[0] == 404
+    assert ask(served, "GET", f"/v4/files/{name}")[0] == 404
 
 
 def test_the_end_of_a_server_tells_those_who_wait(serve: Callable[..., Served]) -> None:

@@ -38,7 +38,7 @@ def put(path: str, source: int, mode: int) -> None:
 
 
 def get(path: str, target: int, limit_bytes: int) -> None:
-    """Copy at most `limit_bytes` of a regular file; a hole at the end stands for the others.
+    """Copy a regular file; of one that has more than `limit_bytes`, make a hole of its size.
 
     Raises:
         OSError: ENOENT for whatever is not a regular file, or behind a link.
@@ -59,8 +59,10 @@ def get(path: str, target: int, limit_bytes: int) -> None:
         found = os.fstat(source)
         if not stat.S_ISREG(found.st_mode):
             raise FileNotFoundError(errno.ENOENT, "not a regular file")
-        if _copy(source, target, limit_bytes) < found.st_size and found.st_size > limit_bytes:
+        if found.st_size > limit_bytes:
             os.ftruncate(target, found.st_size)
+        else:
+            _copy(source, target, limit_bytes)
     finally:
         os.close(source)
 

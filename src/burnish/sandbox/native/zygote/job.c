@@ -91,11 +91,10 @@ static int get_file(const struct job *job) {
     int directory = open_parent(*job->lists[1], &name, false), file = -1;
     if (directory >= 0) /* O_NONBLOCK: a FIFO must not hold us */
         file = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-    if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode)) {
-        if (copy(STDOUT_FILENO, file, job->asked->detail) < 0) return -1;
-        if ((uint64_t)status.st_size <= job->asked->detail) return 0;
-        return ftruncate(STDOUT_FILENO, status.st_size); /* so that the owner sees how large it is */
-    }
+    if (file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode))
+        return (uint64_t)status.st_size > job->asked->detail
+                   ? ftruncate(STDOUT_FILENO, status.st_size) /* a hole tells how large it is */
+                   : copy(STDOUT_FILENO, file, job->asked->detail);
     if (file >= 0 || errno == ELOOP || errno == ENOTDIR || errno == ENXIO) errno = ENOENT;
     return -1;
 }
