@@ -3,9 +3,14 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
+
+# Of their own: what takes long because a box has many files must not hold up everything else that
+# waits for one of the loop's few threads.
+_THREADS = ThreadPoolExecutor(4, thread_name_prefix="files of boxes")
 
 
 async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequence[int]) -> T:
@@ -31,7 +36,7 @@ async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequen
             _close(own)
 
     # A future and not a task, and shielded: nothing keeps it from beginning, and so from closing.
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, run))
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(_THREADS, run))
 
 
 def _close(descriptors: list[int]) -> None:
