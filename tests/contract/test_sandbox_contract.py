@@ -191,6 +191,12 @@ def test_ignoring_signals_does_not_outlive_the_wall_clock(pool: SandboxPool) -> 
     assert run_python(pool, code, wall_s=0.3).status is ExecStatus.TIMEOUT
 
 
+def test_a_program_cannot_say_that_its_cpu_time_is_up(pool: SandboxPool) -> None:
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)"
+    result = run_python(pool, code)
+    assert (result.status, result.signal, result.message) == (ExecStatus.SIGNAL, 24, ""), result
+
+
 def test_cpu_limit_counts_all_processes(pool: SandboxPool) -> None:
     code = "import os\nos.fork(); os.fork()\nwhile True: pass"
     result = run_python(pool, code, cpu_s=0.3, wall_s=60)

@@ -23,7 +23,7 @@ from burnish.sandbox.native.gauge import Gauge
 from burnish.sandbox.native.init import GRACE_S, Init
 from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, Ending, Flag, Op
 from burnish.sandbox.native.wire import BadReply, Exited
-from burnish.sandbox.outcome import Cause, Seen, judge
+from burnish.sandbox.outcome import Cause, Seen, cpu_used_up, judge
 
 # Watching two pipes costs 80 us, and with all processors busy most commands still end before this.
 _FIRST_LOOK_S = 0.005
@@ -268,6 +268,7 @@ class Run:
                 oom_kills=oom_kills,
                 pids_refused=pids_refused,
                 disk_full=exit_code != 0 and self._disk_full(),
+                cpu_used_up=cpu_used_up(totals.cpu_s, self._request.limits.cpu_s),
             )
         )
         return ExecResult(
