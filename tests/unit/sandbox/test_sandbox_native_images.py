@@ -236,6 +236,9 @@ BROKEN = {
     "damaged record": (damage_record, "is damaged"),
     "unknown user": (set_user("nosuch"), "has no 'nosuch'"),
     "unknown group": (set_user("app:nosuch"), "has no 'nosuch'"),
+    "a number of 5,000 digits": (set_user("1" * 5000), "a number that is none"),
+    "a group of 5,000 digits": (set_user("7:" + "1" * 5000), "a number that is none"),
+    "digits of another script": (set_user("\u0667"), "has no '\u0667'"),
     "id beyond the range": (set_user("4000000000"), "boxes have the ids"),
     "id of process 1": (set_user("65535"), "boxes have the ids"),
     "no working directory": (set_workdir("/srv/nowhere"), "does not have"),
@@ -274,6 +277,16 @@ def test_an_image_does_not_lead_the_look_up_out(images: Described, tmp_path: Pat
     os.mkfifo(table)
     with pytest.raises(UserError, match="has no 'secret'"):
         job_user(msgspec.structs.replace(image, user="secret"), Identities(1, 1, 65536))
+
+
+@pytest.mark.parametrize("uid", ["1" * 5000, "4294967295", "-1", "\u0667", ""])
+def test_a_table_with_an_id_that_is_none_does_not_have_the_name(
+    images: Described, uid: str
+) -> None:
+    image = images.resolve("small")
+    (image.root / "etc/passwd").write_text(f"odd:x:{uid}:0::/:/bin/sh\n")
+    with pytest.raises(UserError, match="has no 'odd'"):
+        job_user(msgspec.structs.replace(image, user="odd"), Identities(1, 1, 65536))
 
 
 @pytest.mark.parametrize(
