@@ -174,6 +174,11 @@ def test_every_limit_that_always_holds_is_declared(pool: SandboxPool) -> None:
     assert pool.capabilities.enforces >= always
 
 
+def test_warm_python_is_declared_where_it_can_be_asked_for(pool: SandboxPool) -> None:
+    declared = Feature.WARM_PYTHON in pool.capabilities.features
+    assert declared <= hasattr(pool, "acquire_python")
+
+
 def test_wall_clock_limit_is_timeout(pool: SandboxPool) -> None:
     result = run(pool, "sleep", "1000", wall_s=0.2)
     assert result.status is ExecStatus.TIMEOUT

@@ -2,6 +2,7 @@
 
     AuditedPool(pool, directory)    pool.py     wraps any backend
         AuditedBox                  box.py      one line before a command starts, one when it ended
+        AuditedWarmBox              warm_box.py  a Python job is logged as a command
             BoxLog                  log.py      appends; one file per box
             AuditLogs               logs.py     the directory; takes decisions of a proxy too
                 Line, events        events.py   what a line says, and its one way to be written
