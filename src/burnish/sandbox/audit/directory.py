@@ -89,7 +89,7 @@ def _missing(path: Path) -> Report:
 
 def _torn(path: Path, kept: KeptHeads | None) -> Iterator[Report]:
     if kept is not None and kept.num_torn:
-        detail = f"{kept.num_torn} lines are no heads, the first of them line {kept.first_torn}"
+        detail = f"lines that are no heads, from here on: {kept.num_torn}"
         yield _bad(path, Problem.HEADS, detail, line=kept.first_torn)
 
 
