@@ -23,7 +23,7 @@ from burnish.sandbox.audit.events import (
     digest,
     encode,
 )
-from burnish.sandbox.audit.heads import Head, Heads
+from burnish.sandbox.audit.heads import Head, Heads, KeptHeads
 from burnish.sandbox.audit.log import BoxLog
 from burnish.sandbox.audit.verify import Problem
 
@@ -347,6 +347,26 @@ def test_a_box_that_has_just_begun_needs_no_head_yet(tmp_path: Path) -> None:
     new = path.with_name("new.jsonl")
     new.write_bytes(new.read_bytes().splitlines(keepends=True)[0])
     assert problems(verify_all(path.parent, heads)) == {}
+
+
+def test_a_box_that_begins_while_logs_are_checked_is_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, heads = anchored_log(tmp_path)
+    new = path.with_name("new.jsonl")
+    new.touch()
+    genuine, calls = Heads.read, []
+
+    def read_and_go_on(self: Heads) -> KeptHeads:
+        found = genuine(self)
+        if not calls:
+            write_log(new, "new", Heads(heads, path.parent), end=False)
+        calls.append(found)
+        return found
+
+    monkeypatch.setattr(Heads, "read", read_and_go_on)
+    assert problems(verify_all(path.parent, heads)) == {}
+    assert [len(found.by_log) for found in calls] == [1, 2]
 
 
 def make_pipe(path: Path) -> None:
