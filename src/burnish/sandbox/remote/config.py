@@ -37,6 +37,14 @@ class ServeConfig(Config):
     """One message."""
     max_file_bytes: int = Field(default=8 * 2**30, ge=2**10)
     """One uploaded tar."""
+    head_s: float = Field(default=10.0, gt=0)
+    """A connection on which no whole head of a request comes for so long is closed; one whose
+    client has shown its token may idle between requests."""
+    stall_s: float = Field(default=30.0, gt=0)
+    """So is one on which nothing more of a body comes."""
+    max_connections: int | None = Field(default=None, ge=2)
+    """At once, half of them of one named user; None: what the limit of open files leaves beside
+    the boxes."""
     max_waiting: int = Field(default=1000, ge=1)
     """Requests for boxes that may wait; more are turned away, and come back."""
     max_waiting_per_client: int = Field(default=500, ge=1)
