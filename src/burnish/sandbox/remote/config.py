@@ -35,6 +35,11 @@ class ServeConfig(Config):
     """All kept answers together; beyond, the oldest are forgotten."""
     max_request_bytes: int = Field(default=128 * 2**20, ge=2**10)
     """One message."""
+    max_stdout_bytes: int = Field(default=64 * 2**20, ge=2**10)
+    """The most that a command may ask to be kept of each of stdout and stderr."""
+    max_outputs_bytes: int = Field(default=2 * 2**30, ge=2**12)
+    """Both streams of all commands that run, by their limits, half of it of one named user; what
+    does not fit waits."""
     max_file_bytes: int = Field(default=8 * 2**30, ge=2**10)
     """One uploaded tar."""
     head_s: float = Field(default=10.0, gt=0)

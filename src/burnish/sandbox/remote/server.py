@@ -23,6 +23,7 @@ from burnish.sandbox.remote.door import visit_of
 from burnish.sandbox.remote.jobs import Jobs, Owner
 from burnish.sandbox.remote.leases import Leases
 from burnish.sandbox.remote.messages import ProblemKind
+from burnish.sandbox.remote.outputs import Outputs
 from burnish.sandbox.remote.problems import EXPECTED, Refused
 from burnish.sandbox.remote.senders import Senders
 from burnish.sandbox.remote.spool import Spool
@@ -89,7 +90,8 @@ class SandboxServer:
             hang_up_ends=config.hang_up_ends,
         )
         self._spool = Spool(self._clock, config.max_file_bytes)
-        self._worker = Worker(self._tenants, self._spool, self._info)
+        outputs = Outputs(config.max_stdout_bytes, config.max_outputs_bytes)
+        self._worker = Worker(self._tenants, self._spool, outputs, self._info)
         self.idle = asyncio.Event()
         """Set when there was no box for `idle_exit_s`."""
 

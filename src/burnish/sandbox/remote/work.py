@@ -13,6 +13,7 @@ from burnish.core.records import Record
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.exposition import Observed
 from burnish.sandbox.remote.messages import ProblemKind
+from burnish.sandbox.remote.outputs import Outputs
 from burnish.sandbox.remote.problems import Refused
 from burnish.sandbox.remote.spool import Spool
 from burnish.sandbox.remote.tenants import Tenant, Tenants
@@ -23,8 +24,15 @@ Work = Callable[[], Coroutine[Any, Any, Record]]
 class Worker:
     """Turns messages into calls of a box."""
 
-    def __init__(self, tenants: Tenants, spool: Spool, info: Callable[[Tenant], m.BoxInfo]) -> None:
+    def __init__(
+        self,
+        tenants: Tenants,
+        spool: Spool,
+        outputs: Outputs,
+        info: Callable[[Tenant], m.BoxInfo],
+    ) -> None:
         """Work on these boxes and files; `info` describes a box."""
+        self._outputs = outputs
         self._tenants = tenants
         self._spool = spool
         self._info = info
@@ -48,13 +56,15 @@ class Worker:
         """Check a request of a user; what is returned does it.
 
         Raises:
-            Refused: there is no such box or verb.
+            Refused: there is no such box or verb, or no command may have such limits here.
             Malformed: the body is not the message of this verb.
         """
         if verb not in self._verbs:
             raise Refused(ProblemKind.MALFORMED, f"boxes have no {verb[:40]!r}")
         kind, act = self._verbs[verb]
         message = m.decode(body, kind)
+        if isinstance(message, m.Exec):
+            self._outputs.check(message.limits)
 
         async def work() -> Record:
             # Looked up when it runs: a request that is sent again finds its answer even if the
@@ -77,6 +87,10 @@ class Worker:
         )
 
     async def _exec(self, tenant: Tenant, message: m.Exec) -> Record:
+        async with self._outputs.room(message.limits, tenant.owner.user):
+            return await self._exec_now(tenant, message)
+
+    async def _exec_now(self, tenant: Tenant, message: m.Exec) -> Record:
         self._num_running += 1
         self._num_commands += 1
         tenant.num_commands += 1
