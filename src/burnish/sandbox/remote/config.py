@@ -41,7 +41,9 @@ class ServeConfig(Config):
     """Both streams of all commands that run, by their limits, half of it of one named user; what
     does not fit waits."""
     max_file_bytes: int = Field(default=8 * 2**30, ge=2**10)
-    """One uploaded tar."""
+    """One tar, imported or exported."""
+    max_files_bytes: int = Field(default=32 * 2**30, ge=2**10)
+    """All files that are on their way between clients and boxes, half of it of one named user."""
     head_s: float = Field(default=10.0, gt=0)
     """A connection on which no whole head of a request comes for so long is closed; one whose
     client has shown its token may idle between requests."""

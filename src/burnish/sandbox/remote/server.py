@@ -89,7 +89,7 @@ class SandboxServer:
             keep_bytes=config.keep_bytes,
             hang_up_ends=config.hang_up_ends,
         )
-        self._spool = Spool(self._clock, config.max_file_bytes)
+        self._spool = Spool(self._clock, config.max_file_bytes, config.max_files_bytes)
         outputs = Outputs(config.max_stdout_bytes, config.max_outputs_bytes)
         self._worker = Worker(self._tenants, self._spool, outputs, self._info)
         self.idle = asyncio.Event()
@@ -279,7 +279,7 @@ class SandboxServer:
     async def _use(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         box, verb = request.match_info["box"], request.match_info["verb"]
-        work = self._worker.prepare(box, self._user(request), verb, body)
+        work = self._worker.prepare(box, self._owner(request), verb, body)
         return await self._run(request, box, body, work)
 
     async def _poll(self, request: web.Request) -> web.StreamResponse:
@@ -318,6 +318,7 @@ class SandboxServer:
     async def _destroy_all(self, session: str) -> None:
         await self._jobs.cancel_all(session=session)
         await self._tenants.end_session(session)
+        self._spool.release(session)
 
     async def _end_session(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
@@ -332,8 +333,8 @@ class SandboxServer:
     # Files
 
     async def _upload(self, request: web.Request) -> web.StreamResponse:
-        self._session(request)
-        name = await self._spool.receive(request.content.iter_chunked(2**20))
+        owner = self._owner(request)
+        name = await self._spool.receive(owner, request.content.iter_chunked(2**20))
         return answer(request, m.Uploaded(file=name))
 
     async def _download(self, request: web.Request) -> web.StreamResponse:
