@@ -255,7 +255,7 @@ class LiveBox:
         if self._group is not None:
             init = await self._ready()
             if self._group.must_join(limits):
-                await asyncio.to_thread(self._group.join, init.pid)
+                await self._steadily(asyncio.to_thread(self._group.join, init.pid))
             if self._station.disks is not None:
                 await self._station.disks.pace(init.number, limits, self._group)
             try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from burnish.core.boxes import Limits
 from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.native.box_room import Room
 from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.disk_uppers import (
@@ -167,7 +168,7 @@ async def write_out(folder: int) -> None:
         ClassifiedFailure: something of what was written since is lost.
     """
     try:
-        await asyncio.to_thread(check_written, folder)
+        await on_own_descriptors(lambda own: check_written(own[0]), (folder,))
     except OSError as error:
         raise lost(os.strerror(error.errno or 0)) from error
 

@@ -5,6 +5,7 @@ import contextlib
 import os
 
 from burnish.core.errors import ClassifiedFailure
+from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.native.station import Station
 from burnish.sandbox.state.layers import Squash
 
@@ -43,7 +44,7 @@ async def _merge(station: Station, job: Squash) -> None:
             job.layer, _rounded(size, _SLACK_BYTES), _rounded(inodes, _SLACK_INODES)
         )
         stack.callback(os.close, into)
-        await asyncio.to_thread(station.files.squash, fds, into)
+        await on_own_descriptors(lambda own: station.files.squash(own[:-1], own[-1]), (*fds, into))
         await station.complete(into)
 
 

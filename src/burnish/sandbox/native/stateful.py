@@ -12,6 +12,7 @@ import msgspec
 
 from burnish.core.boxes import Policy, Snapshot
 from burnish.core.errors import UserError
+from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.host_view import covered_paths
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.box import LiveBox
@@ -175,7 +176,7 @@ class NativeBox(LiveBox):
                 for layer in station.stack(hold):
                     fds.append(await station.layer_fd(layer))
                     stack.callback(os.close, fds[-1])
-                work = asyncio.to_thread(station.files.export, fds, destination)
+                work = on_own_descriptors(lambda own: station.files.export(own, destination), fds)
                 return await self._steadily(work)
         finally:
             station.let_go(hold)
@@ -267,7 +268,9 @@ class NativeBox(LiveBox):
                 # Whose root it is, is sure: it is not used if the init has ended by the freeze.
                 below = Path("/proc", str(init.pid), "root")
                 covered = () if station.image is not None else covered_paths()
-                await asyncio.to_thread(station.files.import_tar, source, into, below, covered)
+                await on_own_descriptors(
+                    lambda own: station.files.import_tar(source, own[0], below, covered), (into,)
+                )
                 await station.complete(into)
             except UserError:
                 raise

@@ -11,6 +11,7 @@ from burnish.core.boxes import Policy, Privileges
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.cancellation import resolve, uninterrupted
 from burnish.sandbox.cgroup_files import BoxGroup
+from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.images.base import ImageRoot
 from burnish.sandbox.images.running import ImageUser
 from burnish.sandbox.native import wire
@@ -338,13 +339,13 @@ async def _forget_shared(init: Init) -> None:
     except OSError:
         return  # the box has closed it to us: the layer only takes more room
 
-    def empty() -> None:
+    def empty(own: list[int]) -> None:
         for name in names:
             with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=folder)
+                os.unlink(name, dir_fd=own[0])
 
     try:
         if names := os.listdir(folder):
-            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(empty)))
+            await uninterrupted(asyncio.ensure_future(on_own_descriptors(empty, (folder,))))
     finally:
         os.close(folder)

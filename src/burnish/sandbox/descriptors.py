@@ -1,0 +1,44 @@
+"""Work on open files in threads that outlive whoever waits for them."""
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Of their own: what takes long because a box has many files must not hold up everything else that
+# waits for one of the loop's few threads.
+_THREADS = ThreadPoolExecutor(4, thread_name_prefix="files of boxes")
+
+
+async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequence[int]) -> T:
+    """Call `work` in a thread, with duplicates of `descriptors` that are closed after it.
+
+    Cancellation ends the waiting, not the thread. With the descriptors of its caller it would go on
+    in whatever is opened next under the same numbers: with what a box wrote, in files of the host.
+
+    Raises:
+        OSError: there is no room for more open files; else what `work` raises.
+    """
+    own: list[int] = []
+    try:
+        own += (os.dup(descriptor) for descriptor in descriptors)
+    except BaseException:
+        _close(own)
+        raise
+
+    def run() -> T:
+        try:
+            return work(own)
+        finally:
+            _close(own)
+
+    # A future and not a task, and shielded: nothing keeps it from beginning, and so from closing.
+    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(_THREADS, run))
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
