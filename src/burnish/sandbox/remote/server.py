@@ -291,14 +291,9 @@ class SandboxServer:
         if not _NAME.fullmatch(request_id):
             raise m.Malformed("no request id")
         job = self._jobs.cancel(request_id, self._session(request))
-        if job is not None and job.result is not None:
-            # It was done already, and nobody will know of the boxes that it made.
-            match job.result:
-                case m.BoxInfo():
-                    await asyncio.shield(self._destroy_one(job.result.id))
-                case m.Boxes():
-                    for info in job.result.boxes:
-                        await asyncio.shield(self._destroy_one(info.id))
+        # It may be done already, and then nobody will know of the boxes that it made.
+        for box in job.made if job is not None else ():
+            await asyncio.shield(self._destroy_one(box))
         return answer(request, m.Done())
 
     # Boxes and sessions
