@@ -172,15 +172,19 @@ class Run:
 
     async def _until_end(self) -> None:
         cancelled: asyncio.CancelledError | None = None
-        while self._exited is None and not self._trouble:
-            try:
-                await self._wake
-            except asyncio.CancelledError as error:
-                cancelled = error
-                self._wake = self._loop.create_future()
-                self._init.end_command()
-        if cancelled is not None:
-            raise cancelled
+        try:
+            while self._exited is None and not self._trouble:
+                try:
+                    await self._wake
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self._wake = self._loop.create_future()
+                    self._init.end_command()
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            # It holds this frame, which holds all output so far; see `uninterrupted`.
+            del cancelled
 
     def _on_reply(self) -> None:
         data = self._init.receive()

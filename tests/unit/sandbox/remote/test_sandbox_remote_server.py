@@ -478,3 +478,11 @@ def test_the_end_of_a_server_tells_those_who_wait(serve: Callable[..., Served]) 
 
     assert problem(asyncio.run(main())).kind is ProblemKind.NO_REQUEST
     assert served.pool.num_cancelled == 1
+
+
+def test_an_upload_goes_with_its_session(served: Served) -> None:
+    name = m.decode(ask(served, "PUT", "/v4/files", b"a tar")[1], m.Uploaded).file
+    assert ask(served, "GET", f"/v4/files/{name}") == (200, b"a tar")
+    ask(served, "DELETE", "/v4/sessions")
+    gone = problem(ask(served, "GET", f"/v4/files/{name}"))
+    assert gone.kind is ProblemKind.NO_REQUEST
