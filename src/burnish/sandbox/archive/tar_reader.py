@@ -330,7 +330,7 @@ def _check_extents(
 ) -> tuple[Extent, ...]:
     extents = []
     end = 0
-    if len(numbers) % 2:
+    if len(numbers) % 2 or apparent < 0:
         raise ValueError(f"{show(name)} has a damaged sparse map")
     for offset, length in zip(numbers[::2], numbers[1::2], strict=True):
         if offset < end or length < 0 or offset + length > apparent:

@@ -10,6 +10,7 @@ import msgspec
 from burnish.core.boxes import ExecStatus, NetworkedSandbox
 from burnish.core.errors import UserError
 from burnish.core.records import Record
+from burnish.sandbox.files import check_limit
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.exposition import Observed
 from burnish.sandbox.remote.messages import ProblemKind
@@ -124,6 +125,7 @@ class Worker:
 
     async def _read(self, call: _Call, message: m.ReadFile) -> Record:
         path = os.fsdecode(message.path)
+        check_limit(message.limit_bytes)
         return m.FileData(data=await call.tenant.box.read_file(path, message.limit_bytes))
 
     async def _set_allow(self, call: _Call, message: m.SetAllow) -> Record:
