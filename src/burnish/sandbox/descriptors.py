@@ -5,14 +5,19 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from burnish.sandbox.archive.stop import Stop
+
 T = TypeVar("T")
 
 
-async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequence[int]) -> T:
+async def on_own_descriptors(
+    work: Callable[[list[int]], T], descriptors: Sequence[int], stop: Stop | None = None
+) -> T:
     """Call `work` in a thread, with duplicates of `descriptors` that are closed after it.
 
-    Cancellation ends the waiting, not the thread. With the descriptors of its caller it would go on
-    in whatever is opened next under the same numbers: with what a box wrote, in files of the host.
+    Cancellation ends the waiting, not the thread, but sets `stop`. With the descriptors of its
+    caller it would go on in whatever is opened next under the same numbers: with what a box wrote,
+    in files of the host.
 
     Raises:
         OSError: there is no room for more open files; else what `work` raises.
@@ -31,7 +36,20 @@ async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequen
             _close(own)
 
     # A future and not a task, and shielded: nothing keeps it from beginning, and so from closing.
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, run))
+    running = asyncio.get_running_loop().run_in_executor(None, run)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop.set()
+        running.add_done_callback(_told)
+        raise
+
+
+def _told(done: asyncio.Future[T]) -> None:
+    """Nobody asks any more how it ended."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _close(descriptors: list[int]) -> None:
