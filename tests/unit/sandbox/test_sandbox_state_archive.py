@@ -573,3 +573,54 @@ def test_what_only_sounds_like_a_covered_folder_is_taken(make: Make, tmp_path: P
     source = tar_of(tmp_path / "a.tar", *members)
     import_tar(source, descriptor, BASE, covered=("/usr", "/bin"))
     assert (path / "work/usr/x").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("dev", LINK, "/etc"),
+        ("proc", LINK, "/etc"),
+        ("work", LINK, "/etc"),
+        ("tmp", FILE, b"x"),
+        (".wh.dev", FILE),
+        (".wh.proc", FILE),
+        (".wh.work", FILE),
+        (".wh.usr", FILE),
+        (".wh.bin", FILE),
+    ],
+)
+def test_what_every_box_needs_is_not_taken_from_it(
+    member: tuple[Any, ...], make: Make, tmp_path: Path
+) -> None:
+    descriptor, path = make()
+    with pytest.raises(UserError, match="nothing would start"):
+        import_tar(tar_of(tmp_path / "a.tar", member), descriptor, BASE)
+    assert os.listdir(path) == []
+
+
+def test_a_root_file_system_with_links_of_its_own_is_taken(make: Make, tmp_path: Path) -> None:
+    members = [("dev", FOLDER), ("work", FOLDER), ("bin", LINK, "usr/bin"), ("work/dev", LINK, "x")]
+    descriptor, path = make()
+    import_tar(tar_of(tmp_path / "a.tar", *members), descriptor, BASE)
+    assert sorted(os.listdir(path)) == ["bin", "dev", "work"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        {"SCHILY.xattr.user." + "n" * 300: "x"},
+        {"SCHILY.xattr.user.n": "x" * 70_000},
+    ],
+)
+def test_sizes_that_no_file_has_are_the_fault_of_the_archive(
+    headers: dict[str, str], make: Make, tmp_path: Path
+) -> None:
+    info = tarfile.TarInfo("f")
+    info.pax_headers = headers
+    content = b"0\n".ljust(512, b"\0") if "GNU.sparse.major" in headers else b""
+    info.size = len(content)
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(ValueError, match=r"negative size|longer than Linux"):
+        import_tar(tmp_path / "a.tar", make()[0], BASE)

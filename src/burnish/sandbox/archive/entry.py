@@ -14,6 +14,7 @@ MAX_PATH_BYTES = 4094
 """Archives hold no longer paths: with a `/` before it, no program could name such a file at once,
 and an archive of n nested directories grows with the square of n."""
 MAX_TARGET_BYTES = 4095
+MAX_XATTR_BYTES = 64 * 2**10
 
 
 class EntryKind(StrEnum):

@@ -99,7 +99,12 @@ class NativeBox(LiveBox):
         """
         target = self._book.find(snapshot, self._station)
         async with self._lock:
-            init = await self._ready()
+            try:
+                init = await self._ready()
+            except OSError as error:
+                raise failure(
+                    f"the box cannot be started, so it cannot go back ({error}): fork the snapshot"
+                ) from error
             self._same_as = None
             await self._steadily(self._return_to(init, target))
             self._same_as = snapshot
