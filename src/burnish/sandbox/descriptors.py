@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from burnish.sandbox.archive.stop import Stop
+
 T = TypeVar("T")
 
 # Of their own: what takes long because a box has many files must not hold up everything else that
@@ -13,11 +15,14 @@ T = TypeVar("T")
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="files of boxes")
 
 
-async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequence[int]) -> T:
+async def on_own_descriptors(
+    work: Callable[[list[int]], T], descriptors: Sequence[int], stop: Stop | None = None
+) -> T:
     """Call `work` in a thread, with duplicates of `descriptors` that are closed after it.
 
-    Cancellation ends the waiting, not the thread. With the descriptors of its caller it would go on
-    in whatever is opened next under the same numbers: with what a box wrote, in files of the host.
+    Cancellation ends the waiting, not the thread, but sets `stop`. With the descriptors of its
+    caller it would go on in whatever is opened next under the same numbers: with what a box wrote,
+    in files of the host.
 
     Raises:
         OSError: there is no room for more open files; else what `work` raises.
@@ -36,7 +41,20 @@ async def on_own_descriptors(work: Callable[[list[int]], T], descriptors: Sequen
             _close(own)
 
     # A future and not a task, and shielded: nothing keeps it from beginning, and so from closing.
-    return await asyncio.shield(asyncio.get_running_loop().run_in_executor(_THREADS, run))
+    running = asyncio.get_running_loop().run_in_executor(_THREADS, run)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if stop is not None:
+            stop.set()
+        running.add_done_callback(_told)
+        raise
+
+
+def _told(done: asyncio.Future[T]) -> None:
+    """Nobody asks any more how it ended."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _close(descriptors: list[int]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from burnish.sandbox import descriptors
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.native.layer_files import LayerFiles
@@ -82,14 +83,37 @@ def test_work_that_was_cancelled_before_it_began_closes_what_is_its_own(
     assert num_open() == before
 
 
+def test_cancellation_tells_the_thread_to_end() -> None:
+    begun, ended = threading.Event(), threading.Event()
+    stop = Stop()
+
+    def work(own: list[int]) -> None:
+        begun.set()
+        try:
+            while True:
+                stop.check()
+        finally:
+            ended.set()
+
+    async def main() -> None:
+        waiting = asyncio.create_task(on_own_descriptors(work, (), stop))
+        await asyncio.to_thread(begun.wait)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.to_thread(ended.wait)
+
+    asyncio.run(main())
+
+
 def test_a_merge_of_a_box_that_has_ended_writes_nothing_into_what_the_host_opens_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
     squash = LayerFiles.squash
 
-    def held(files: LayerFiles, layer_fds: Sequence[int], into_fd: int) -> None:
-        # As if it had read half of them.
+    def held(files: LayerFiles, layer_fds: Sequence[int], into_fd: int, stop: Stop) -> None:
+        # It does not look at `stop`, as if it had read half of them.
         read = [os.dup(layer) for layer in layer_fds]
         begun.set()
         go.wait()

@@ -33,6 +33,13 @@ def test_files_go_in_and_out(box: RawBox) -> None:
     assert shell(box, "ls -A a/b") == "c\n"
 
 
+def test_no_program_can_take_the_names_that_files_have_on_their_way_in(box: RawBox) -> None:
+    shell(box, "i=0; while [ $i -lt 1000 ]; do : > .put-$i; : > .incoming-$i; i=$((i+1)); done")
+    assert box.put("a", b"data") == 0
+    assert box.get("a") == b"data"
+    assert shell(box, "ls -A | wc -l") == "2001\n"
+
+
 @pytest.mark.parametrize("path", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a/b/"])
 def test_paths_that_leave_the_directory_are_refused(box: RawBox, path: str) -> None:
     assert box.put(path, b"x") > 0

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from burnish.core.errors import UserError
 from burnish.sandbox.archive.entry import ArchiveLimits
+from burnish.sandbox.archive.removal import remove_tree
+from burnish.sandbox.archive.stop import Stop, Stopped
 from burnish.sandbox.state.export import digest, export_layers
 from burnish.sandbox.state.imports import import_tar
 from burnish.sandbox.state.squash import squash
@@ -38,6 +40,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
     yield new
     for descriptor in opened:
+        # Others that clean up go no deeper than Python's stack.
+        for name in os.listdir(descriptor):
+            remove_tree(descriptor, os.fsencode(name))
         os.close(descriptor)
 
 
@@ -285,14 +290,20 @@ def test_many_names_of_one_file_are_stored_and_read_once(make: Make, tmp_path: P
         assert (again / "f7").stat().st_nlink == 201
 
 
-def test_deep_directories_need_few_descriptors(make: Make, tmp_path: Path) -> None:
-    (descriptor, _), (into, _), (merged, _) = make(), make(), make()
+def nest(descriptor: int, depth: int, name: str) -> int:
+    """Directories in each other; returns the innermost, open."""
     current = os.dup(descriptor)
-    for _ in range(300):
-        os.mkdir("d" * 40, dir_fd=current)
-        below = os.open("d" * 40, os.O_RDONLY, dir_fd=current)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=current)
+        below = os.open(name, os.O_RDONLY, dir_fd=current)
         os.close(current)
         current = below
+    return current
+
+
+def test_deep_directories_need_few_descriptors(make: Make, tmp_path: Path) -> None:
+    (descriptor, _), (into, _), (merged, _) = make(), make(), make()
+    current = nest(descriptor, 400, "d")
     os.close(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=current))
     os.close(current)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -307,19 +318,65 @@ def test_deep_directories_need_few_descriptors(make: Make, tmp_path: Path) -> No
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_directories_without_bottom_are_refused(make: Make, tmp_path: Path) -> None:
-    descriptor, _ = make()
-    current = os.dup(descriptor)
-    for _ in range(300):
-        os.mkdir("d" * 255, dir_fd=current)
-        below = os.open("d" * 255, os.O_RDONLY, dir_fd=current)
+@pytest.mark.parametrize(("depth", "name"), [(400, "d" * 250), (2100, "d")])
+def test_what_no_path_can_say_is_merged_but_refused_by_archives(
+    depth: int, name: str, make: Make, tmp_path: Path
+) -> None:
+    (descriptor, path), (upper, upper_path), (merged, merged_path) = make(), make(), make()
+    current = nest(descriptor, depth, name)
+    with open(os.open("f", os.O_CREAT | os.O_WRONLY, dir_fd=current), "wb") as file:
+        file.write(b"content")
+    os.link("f", "g", src_dir_fd=current, dst_dir_fd=current)
+    os.symlink("f", "l", dir_fd=current)
+    os.mkdir("closed", 0o500, dir_fd=current)
+    os.link("f", path / "z", src_dir_fd=current)
+    os.chmod(path / name, 0o751)
+    os.close(current)
+    (upper_path / "z").write_bytes(b"hides that name")
+    archive = tmp_path / "a.tar"
+    archive.write_bytes(b"old")
+    with pytest.raises(UserError, match="directories deep"):
+        export_layers([descriptor], archive, BASE)
+    assert archive.read_bytes() == b"old"
+    assert sorted(os.listdir(tmp_path)) == ["a.tar", "layer0", "layer1", "layer2"]
+    with pytest.raises(ValueError, match="directories deep"):
+        digest([descriptor], BASE)
+    open_before = os.listdir("/proc/self/fd")
+    squash([descriptor, upper], merged)
+    assert os.listdir("/proc/self/fd") == open_before
+    assert sorted(os.listdir(merged_path)) == [name, "z"]
+    assert stat.S_IMODE((merged_path / name).stat().st_mode) == 0o751
+    current = os.dup(merged)
+    for _ in range(depth):
+        below = os.open(name, os.O_RDONLY, dir_fd=current)
         os.close(current)
         current = below
+    with open(os.open("g", os.O_RDONLY, dir_fd=current), "rb") as file:
+        assert file.read() == b"content"
+    assert os.stat("f", dir_fd=current).st_ino == os.stat("g", dir_fd=current).st_ino
+    assert os.stat("f", dir_fd=current).st_nlink == 2
+    assert os.readlink("l", dir_fd=current) == "f"
+    assert stat.S_IMODE(os.stat("closed", dir_fd=current).st_mode) == 0o500
     os.close(current)
-    with pytest.raises(ValueError, match="deep"):
-        export_layers([descriptor], tmp_path / "a.tar", BASE)
-    with pytest.raises(ValueError, match="deep"):
-        digest([descriptor], BASE)
+
+
+def test_work_on_layers_ends_where_it_is_stopped_and_leaves_no_file(
+    make: Make, tmp_path: Path
+) -> None:
+    (descriptor, path), (into, into_path) = make(), make()
+    (path / "a").write_bytes(b"a" * 2**20)
+    (path / "b").write_bytes(b"b")
+    stop = Stop()
+    stop.set()
+    with pytest.raises(Stopped):
+        export_layers([descriptor], tmp_path / "a.tar", BASE, stop)
+    assert sorted(os.listdir(tmp_path)) == ["layer0", "layer1"]
+    with pytest.raises(Stopped):
+        squash([descriptor], into, stop)
+    assert os.listdir(into_path) == []
+    taken = stop.among(iter(range(3)))
+    with pytest.raises(Stopped):
+        next(taken)
 
 
 def build(path: Path) -> None:
@@ -516,3 +573,54 @@ def test_what_only_sounds_like_a_covered_folder_is_taken(make: Make, tmp_path: P
     source = tar_of(tmp_path / "a.tar", *members)
     import_tar(source, descriptor, BASE, covered=("/usr", "/bin"))
     assert (path / "work/usr/x").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        ("dev", LINK, "/etc"),
+        ("proc", LINK, "/etc"),
+        ("work", LINK, "/etc"),
+        ("tmp", FILE, b"x"),
+        (".wh.dev", FILE),
+        (".wh.proc", FILE),
+        (".wh.work", FILE),
+        (".wh.usr", FILE),
+        (".wh.bin", FILE),
+    ],
+)
+def test_what_every_box_needs_is_not_taken_from_it(
+    member: tuple[Any, ...], make: Make, tmp_path: Path
+) -> None:
+    descriptor, path = make()
+    with pytest.raises(UserError, match="nothing would start"):
+        import_tar(tar_of(tmp_path / "a.tar", member), descriptor, BASE)
+    assert os.listdir(path) == []
+
+
+def test_a_root_file_system_with_links_of_its_own_is_taken(make: Make, tmp_path: Path) -> None:
+    members = [("dev", FOLDER), ("work", FOLDER), ("bin", LINK, "usr/bin"), ("work/dev", LINK, "x")]
+    descriptor, path = make()
+    import_tar(tar_of(tmp_path / "a.tar", *members), descriptor, BASE)
+    assert sorted(os.listdir(path)) == ["bin", "dev", "work"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        {"SCHILY.xattr.user." + "n" * 300: "x"},
+        {"SCHILY.xattr.user.n": "x" * 70_000},
+    ],
+)
+def test_sizes_that_no_file_has_are_the_fault_of_the_archive(
+    headers: dict[str, str], make: Make, tmp_path: Path
+) -> None:
+    info = tarfile.TarInfo("f")
+    info.pax_headers = headers
+    content = b"0\n".ljust(512, b"\0") if "GNU.sparse.major" in headers else b""
+    info.size = len(content)
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(content))
+    with pytest.raises(ValueError, match=r"negative size|longer than Linux"):
+        import_tar(tmp_path / "a.tar", make()[0], BASE)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from burnish.core.errors import ClassifiedFailure, UserError
+from burnish.sandbox.archive.stop import Stop, Stopped
 from burnish.sandbox.state.worker import NamespaceWorker
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="maps ids for another user: run as root")
@@ -101,3 +102,17 @@ def test_errors_come_back_as_what_they_are(worker: NamespaceWorker, public: Path
     os.close(layer)
     with pytest.raises(ClassifiedFailure, match=r"worker"):
         NamespaceWorker(os.open("/dev/null", os.O_RDONLY))._call("nonsense", ())  # type: ignore[arg-type]
+
+
+def test_a_worker_that_is_stopped_leaves_nothing_half_written(
+    worker: NamespaceWorker, public: Path
+) -> None:
+    layer = new(public / "layer")
+    for index in range(100):
+        (public / f"layer/{index}").write_bytes(b"x" * 100_000)
+    stop = Stop()
+    stop.set()
+    with pytest.raises(Stopped):
+        worker.export_layers([layer], public / "a.tar", stop)
+    os.close(layer)
+    assert {path.name for path in public.iterdir()} <= {"layer", "a.tar"}

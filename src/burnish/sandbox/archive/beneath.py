@@ -1,7 +1,7 @@
 """Descriptors of what lies below a directory: the kernel itself refuses every way out.
 
 `openat2` resolves names without following links, or with links confined to the directory as if it
-were the root. Names longer than the kernel takes at once are opened in pieces.
+were the root.
 """
 
 import ctypes
@@ -15,7 +15,6 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PARENT = FOLDER & ~os.O_NOFOLLOW
 """For directories on the way to something, which may be links where `follow` says so."""
 _OPENAT2 = 437
-_MAX_PIECE_BYTES = 3800
 # Only a path with `..` in a tree that changes meanwhile gives EAGAIN.
 _ATTEMPTS = 16
 
@@ -56,7 +55,7 @@ def open_beneath(root_fd: int, path: bytes, flags: int = FOLDER, *, follow: bool
 
     Args:
         root_fd: a directory.
-        path: relative, without `..`.
+        path: relative, without `..`; the kernel takes 4,095 bytes.
         flags: of `open`; nothing is created.
         follow: follow links on the way, with `root_fd` as their root. Without, a link is an error.
 
@@ -64,14 +63,26 @@ def open_beneath(root_fd: int, path: bytes, flags: int = FOLDER, *, follow: bool
         OSError: as `open` does; ELOOP for a link, EXDEV for a way out or another file system.
         UserError: the kernel is too old to be safe.
     """
-    if not follow and len(path) > _MAX_PIECE_BYTES:
-        cut = path.rindex(b"/", 0, _MAX_PIECE_BYTES)
-        middle = open_beneath(root_fd, path[:cut])
-        try:
-            return open_beneath(middle, path[cut + 1 :], flags)
-        finally:
-            os.close(middle)
     return _openat2(root_fd, path or b".", flags, CONFINED if follow else STRICT)
+
+
+def identity_of(descriptor: int) -> tuple[int, int]:
+    """What no other file has while this one is open."""
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def climb(descriptor: int, above: tuple[int, int]) -> int:
+    """Open the directory above an open one, from which we came: it must be the same still.
+
+    Raises:
+        OSError: ESTALE if the tree has changed.
+    """
+    parent = os.open("..", FOLDER, dir_fd=descriptor)
+    if identity_of(parent) != above:
+        os.close(parent)
+        raise OSError(errno.ESTALE, "a directory was moved while it was read")
+    return parent
 
 
 def _openat2(root_fd: int, path: bytes, flags: int, resolve: Resolve) -> int:

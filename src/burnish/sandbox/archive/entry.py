@@ -10,9 +10,11 @@ MAX_ID = 65535
 NOBODY = 65534
 """Stands for the ids that a box does not have."""
 MAX_NAME_BYTES = 255
-MAX_PATH_BYTES = 64 * 2**10
-"""Longer paths are refused: an archive of n nested directories grows with the square of n."""
+MAX_PATH_BYTES = 4094
+"""Archives hold no longer paths: with a `/` before it, no program could name such a file at once,
+and an archive of n nested directories grows with the square of n."""
 MAX_TARGET_BYTES = 4095
+MAX_XATTR_BYTES = 64 * 2**10
 
 
 class EntryKind(StrEnum):

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from burnish.sandbox.archive.entry import (
+    MAX_NAME_BYTES,
     MAX_TARGET_BYTES,
+    MAX_XATTR_BYTES,
     ArchiveLimits,
     Entry,
     EntryKind,
@@ -127,6 +129,8 @@ class TarReader:
         self._unread, self._padding = size, -size % BLOCK
         sparse = self._sparse_map(header, extended, name)
         apparent = size if sparse is None else sparse[0]
+        if apparent < 0:
+            raise ValueError(f"{show(name)} has a negative size")
         self._extents = ((Extent(0, size),) if size else ()) if sparse is None else sparse[1]
         self._account(name, apparent, size)
         return Entry(
@@ -321,6 +325,8 @@ def _xattrs(extended: dict[bytes, bytes]) -> dict[str, bytes]:
         if key.startswith(_SCHILY):
             name = key[len(_SCHILY) :].decode("utf-8", "surrogateescape")
             if kept_xattr(name):
+                if len(key) - len(_SCHILY) > MAX_NAME_BYTES or len(value) > MAX_XATTR_BYTES:
+                    raise ValueError(f"the attribute {show(key)} is longer than Linux has them")
                 found[name] = value
     return found
 

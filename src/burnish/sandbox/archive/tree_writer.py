@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from burnish.sandbox.archive.beneath import FOLDER, PARENT, open_beneath, split_parent
+from burnish.sandbox.archive.creation import Creator
 from burnish.sandbox.archive.entry import Entry, EntryKind, show
 from burnish.sandbox.archive.removal import remove_tree
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PARENT_MODE = 0o755
 # What a box has from the start: taken from its user or closed to programs, it is of no use.
 _OF_THE_BOX = frozenset({b"work", b"tmp"})
@@ -47,6 +47,7 @@ class TreeWriter:
         """Write below `root_fd`, which stays open and belongs to the caller."""
         self._root = root_fd
         self._rules = rules
+        self._creator = Creator(rules.uid_base, readable=rules.readable)
         # Modes and times of directories come last: they may forbid us to write, and writing
         # changes times.
         self._late: dict[bytes, _Late] = {}
@@ -69,24 +70,14 @@ class TreeWriter:
             parent, name = self._open_parent(entry.path)
             self._make_way(parent, name, entry)
             if entry.kind is EntryKind.FILE:
-                self._add_file(parent, name, entry, chunks)
+                self._creator.file(parent, name, entry, chunks)
             elif entry.kind is EntryKind.FOLDER:
                 self._add_folder(parent, name, entry)
             elif entry.kind is EntryKind.SYMLINK:
-                self._add_symlink(parent, name, entry)
+                self._creator.symlink(parent, name, entry)
             else:
                 assert entry.kind is EntryKind.HARDLINK
                 self._add_hardlink(parent, name, entry)
-
-    def add_special(self, entry: Entry, file_type: int) -> None:
-        """Create a pipe or socket of the type that `stat` gives."""
-        parent, name = self._open_parent(entry.path)
-        os.mknod(name, file_type | 0o600, dir_fd=parent)
-        if self._rules.uid_base is not None:
-            uid, gid = self._rules.uid_base + entry.uid, self._rules.uid_base + entry.gid
-            os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
-        os.chmod(name, entry.mode, dir_fd=parent)
-        os.utime(name, ns=(entry.mtime_ns, entry.mtime_ns), dir_fd=parent, follow_symlinks=False)
 
     def whiteout(self, path: bytes) -> None:
         """Hide what lower layers have at `path`: call when all members are there."""
@@ -95,7 +86,7 @@ class TreeWriter:
             try:
                 mode = os.lstat(name, dir_fd=parent).st_mode
             except FileNotFoundError:
-                os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
+                make_whiteout(parent, name)
                 return
             if stat.S_ISDIR(mode):
                 self.opaque(path)
@@ -105,7 +96,7 @@ class TreeWriter:
         with _refusals(path):
             folder = self._open_folder(path)
             try:
-                os.setxattr(folder, OPAQUE, b"y")
+                make_opaque(folder)
             finally:
                 os.close(folder)
 
@@ -193,7 +184,7 @@ class TreeWriter:
             current = child
             path = b"/".join(parts[: index + 1])
             if not self._keep(current, path, None):
-                self._own(current, 0, 0)
+                self._creator.own(current, 0, 0)
                 self._late[path] = _Late(_PARENT_MODE, None)
         return current
 
@@ -212,7 +203,7 @@ class TreeWriter:
             os.close(below)
         if self._rules.uid_base is not None:
             os.fchown(folder, status.st_uid, status.st_gid)
-        self._late[path] = _Late(self._mode(stat.S_IMODE(status.st_mode), 0o700), mtime_ns)
+        self._late[path] = _Late(self._creator.mode(stat.S_IMODE(status.st_mode), 0o700), mtime_ns)
         return True
 
     def _make_way(self, parent: int, name: bytes, entry: Entry) -> None:
@@ -229,25 +220,6 @@ class TreeWriter:
         else:
             os.unlink(name, dir_fd=parent)
 
-    def _add_file(
-        self, parent: int, name: bytes, entry: Entry, chunks: Iterable[tuple[int, bytes]]
-    ) -> None:
-        descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
-        try:
-            end = 0
-            for offset, data in chunks:
-                _write_all(descriptor, data, offset)
-                end = offset + len(data)
-            if end != entry.size:
-                os.ftruncate(descriptor, entry.size)
-            self._own(descriptor, entry.uid, entry.gid)
-            for key, value in entry.xattrs.items():
-                os.setxattr(descriptor, key, value)
-            os.fchmod(descriptor, self._mode(entry.mode, 0o400))
-            os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
-        finally:
-            os.close(descriptor)
-
     def _add_folder(self, parent: int, name: bytes, entry: Entry) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
@@ -257,18 +229,10 @@ class TreeWriter:
                 os.setxattr(folder, key, value)
             if entry.path in _OF_THE_BOX and self._keep(folder, entry.path, entry.mtime_ns):
                 return
-            self._own(folder, entry.uid, entry.gid)
+            self._creator.own(folder, entry.uid, entry.gid)
         finally:
             os.close(folder)
-        self._late[entry.path] = _Late(self._mode(entry.mode, 0o700), entry.mtime_ns)
-
-    def _add_symlink(self, parent: int, name: bytes, entry: Entry) -> None:
-        os.symlink(entry.target, name, dir_fd=parent)
-        if self._rules.uid_base is not None:
-            uid, gid = self._rules.uid_base + entry.uid, self._rules.uid_base + entry.gid
-            os.chown(name, uid, gid, dir_fd=parent, follow_symlinks=False)
-        times = (entry.mtime_ns, entry.mtime_ns)
-        os.utime(name, ns=times, dir_fd=parent, follow_symlinks=False)
+        self._late[entry.path] = _Late(self._creator.mode(entry.mode, 0o700), entry.mtime_ns)
 
     def _add_hardlink(self, parent: int, name: bytes, entry: Entry) -> None:
         above, target = split_parent(entry.target)
@@ -285,12 +249,15 @@ class TreeWriter:
         finally:
             os.close(folder)
 
-    def _own(self, descriptor: int, uid: int, gid: int) -> None:
-        if self._rules.uid_base is not None:
-            os.fchown(descriptor, self._rules.uid_base + uid, self._rules.uid_base + gid)
 
-    def _mode(self, mode: int, needed: int) -> int:
-        return mode | needed if self._rules.readable else mode
+def make_whiteout(folder: int, name: bytes) -> None:
+    """Hide what lower layers have of this name in an open directory, which has nothing there."""
+    os.mknod(name, stat.S_IFCHR, 0, dir_fd=folder)
+
+
+def make_opaque(folder: int) -> None:
+    """Hide what lower layers have in an open directory."""
+    os.setxattr(folder, OPAQUE, b"y")
 
 
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
@@ -311,11 +278,3 @@ def _refusals(path: bytes) -> Iterator[None]:
 
 def _no_target(entry: Entry) -> str:
     return f"the hard link {show(entry.path)} names {show(entry.target)}, which is no file here"
-
-
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.state.export import export_layers
 from burnish.sandbox.state.imports import import_tar
 from burnish.sandbox.state.squash import squash
@@ -29,12 +30,12 @@ class LayerFiles:
         self._uid_base, self._gid_base = uid_base, gid_base
         self._namespace = f"/proc/{helper_pid}/ns/user"
 
-    def export(self, layer_fds: Sequence[int], destination: Path) -> str:
+    def export(self, layer_fds: Sequence[int], destination: Path, stop: Stop | None = None) -> str:
         """See `export_layers`."""
         if os.geteuid() == 0:
-            return export_layers(layer_fds, destination, self._uid_base)
+            return export_layers(layer_fds, destination, self._uid_base, stop)
         with self._worker() as worker:
-            return worker.export_layers(layer_fds, destination)
+            return worker.export_layers(layer_fds, destination, stop)
 
     def import_tar(
         self,
@@ -51,14 +52,14 @@ class LayerFiles:
         with self._worker() as worker:
             worker.import_tar(source, into_fd, below, covered)
 
-    def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
+    def squash(self, layer_fds: Sequence[int], into_fd: int, stop: Stop | None = None) -> None:
         """See `squash`."""
         if os.geteuid() == 0:
             with _files_of(self._uid_base, self._gid_base):
-                squash(layer_fds, into_fd)
+                squash(layer_fds, into_fd, stop)
             return
         with self._worker() as worker:
-            worker.squash(layer_fds, into_fd)
+            worker.squash(layer_fds, into_fd, stop)
 
     @contextlib.contextmanager
     def _worker(self) -> Iterator[NamespaceWorker]:

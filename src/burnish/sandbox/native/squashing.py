@@ -5,6 +5,7 @@ import contextlib
 import os
 
 from burnish.core.errors import ClassifiedFailure
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.native.station import Station
 from burnish.sandbox.state.layers import Squash
@@ -40,11 +41,17 @@ async def _merge(station: Station, job: Squash) -> None:
         rooms = [os.fstatvfs(descriptor) for descriptor in fds]
         size = sum((room.f_blocks - room.f_bfree) * room.f_frsize for room in rooms)
         inodes = sum(room.f_files - room.f_ffree for room in rooms)
+        if station.disks is None:
+            # In memory each name counts, and a file of several may get one more while we merge.
+            inodes += inodes // 2
         into = await station.new_layer(
             job.layer, _rounded(size, _SLACK_BYTES), _rounded(inodes, _SLACK_INODES)
         )
         stack.callback(os.close, into)
-        await on_own_descriptors(lambda own: station.files.squash(own[:-1], own[-1]), (*fds, into))
+        stop = Stop()
+        await on_own_descriptors(
+            lambda own: station.files.squash(own[:-1], own[-1], stop), (*fds, into), stop
+        )
         await station.complete(into)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from burnish.core.boxes import Policy, Snapshot
 from burnish.core.errors import UserError
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.host_view import covered_paths
 from burnish.sandbox.limits import check_policy
@@ -98,7 +99,12 @@ class NativeBox(LiveBox):
         """
         target = self._book.find(snapshot, self._station)
         async with self._lock:
-            init = await self._ready()
+            try:
+                init = await self._ready()
+            except OSError as error:
+                raise failure(
+                    f"the box cannot be started, so it cannot go back ({error}): fork the snapshot"
+                ) from error
             self._same_as = None
             await self._steadily(self._return_to(init, target))
             self._same_as = snapshot
@@ -165,7 +171,8 @@ class NativeBox(LiveBox):
         """Write what was changed above the image as a tar; returns its content digest.
 
         Raises:
-            UserError: the snapshot is of another pool or image, or forgotten.
+            UserError: the snapshot is of another pool or image, or forgotten; or a path in the box
+                is longer than archives hold.
             ClassifiedFailure: the box is gone.
         """
         station = self._station
@@ -176,8 +183,10 @@ class NativeBox(LiveBox):
                 for layer in station.stack(hold):
                     fds.append(await station.layer_fd(layer))
                     stack.callback(os.close, fds[-1])
-                work = on_own_descriptors(lambda own: station.files.export(own, destination), fds)
-                return await self._steadily(work)
+                stop = Stop()
+                return await on_own_descriptors(
+                    lambda own: station.files.export(own, destination, stop), fds, stop
+                )
         finally:
             station.let_go(hold)
 

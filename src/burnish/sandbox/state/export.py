@@ -6,8 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from burnish.core.disk import full_disk_is_one_line, replaceable, sync_directory
+from burnish.core.errors import UserError
 from burnish.sandbox.archive.digest import TreeDigest, kept_mode, relative_id, tree_digest
-from burnish.sandbox.archive.entry import ArchiveLimits, Entry, EntryKind, show
+from burnish.sandbox.archive.entry import (
+    MAX_PATH_BYTES,
+    ArchiveLimits,
+    Entry,
+    EntryKind,
+    show,
+)
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.archive.tar_writer import TarWriter
 from burnish.sandbox.archive.walk import (
     Node,
@@ -35,7 +43,9 @@ def digest(layer_fds: Sequence[int], uid_base: int) -> str:
     return tree_digest(layer_fds, uid_base, overlay=True)
 
 
-def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) -> str:
+def export_layers(
+    layer_fds: Sequence[int], destination: Path, uid_base: int, stop: Stop | None = None
+) -> str:
     """Write layers, merged, as one tar: equal files and times give equal bytes.
 
     Owners are those in the box, set-id bits are removed. Devices, pipes and sockets are left out,
@@ -45,15 +55,17 @@ def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) ->
         layer_fds: as for `digest`.
         destination: the archive; its directory must exist.
         uid_base: as for `digest`.
+        stop: ends it early.
 
     Returns:
         The content digest.
 
     Raises:
-        ValueError: a path is too long, or a name starts with `.wh.`, which in this form would
-            delete files elsewhere.
+        ValueError: a name starts with `.wh.`, which in this form would delete files elsewhere.
         DiskFullError: an old file at `destination` is untouched.
-        UserError: what is there is no regular file.
+        UserError: what is there is no regular file, or a path in the box is longer than archives
+            hold.
+        Stopped: `stop` was set; an old file is untouched.
     """
     destination = replaceable(destination)
     temporary = destination.with_name(f".{destination.name[:200]}.{secrets.token_hex(8)}.tmp")
@@ -61,7 +73,7 @@ def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) ->
         try:
             with open(temporary, "wb") as file:
                 writer = TarWriter(file, ArchiveLimits().header_bytes)
-                result = _write(layer_fds, writer, uid_base)
+                result = _write(layer_fds, writer, uid_base, stop or Stop())
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, destination)
@@ -72,12 +84,14 @@ def export_layers(layer_fds: Sequence[int], destination: Path, uid_base: int) ->
     return result
 
 
-def _write(layer_fds: Sequence[int], writer: TarWriter, uid_base: int) -> str:
+def _write(layer_fds: Sequence[int], writer: TarWriter, uid_base: int, stop: Stop) -> str:
     result = TreeDigest(uid_base)
     names: dict[tuple[int, int], bytes] = {}
     for node in walk(layer_fds, overlay=True):
         if node.kind is NodeKind.SPECIAL:
             continue
+        stop.check()
+        _check_depth(node)
         if is_marked(node.name):
             raise ValueError(f"an archive of layers cannot hold the name {show(node.path)}")
         result.add(node)
@@ -86,7 +100,7 @@ def _write(layer_fds: Sequence[int], writer: TarWriter, uid_base: int) -> str:
             path = folder + PREFIX + node.name
             writer.add(Entry(path=path, kind=EntryKind.FILE, mode=0))
             continue
-        _add(node, writer, uid_base, names)
+        _add(node, writer, uid_base, names, stop)
         if node.opaque:
             mark = node.path + b"/" + OPAQUE_NAME
             writer.add(Entry(path=mark, kind=EntryKind.FILE, mode=0))
@@ -94,7 +108,24 @@ def _write(layer_fds: Sequence[int], writer: TarWriter, uid_base: int) -> str:
     return result.hexdigest()
 
 
-def _add(node: Node, writer: TarWriter, uid_base: int, names: dict[tuple[int, int], bytes]) -> None:
+def _check_depth(node: Node) -> None:
+    # A mark beside it or in it needs a few bytes more.
+    longest = PREFIX + node.name + b"/" + OPAQUE_NAME
+    if node.place.join(longest) is None:
+        raise UserError(
+            f"{show(node.name)} lies {node.place.depth:,} directories deep in the box: its path "
+            f"has more than the {MAX_PATH_BYTES:,} bytes that archives hold.",
+            fix="remove it in the box and export again; snapshots and forks keep it as it is",
+        )
+
+
+def _add(
+    node: Node,
+    writer: TarWriter,
+    uid_base: int,
+    names: dict[tuple[int, int], bytes],
+    stop: Stop,
+) -> None:
     status = node.status
     entry = Entry(
         path=node.path,
@@ -120,17 +151,17 @@ def _add(node: Node, writer: TarWriter, uid_base: int, names: dict[tuple[int, in
         if node.kind is NodeKind.FOLDER:
             writer.add(entry)
         else:
-            _add_file(descriptor, entry, writer)
+            _add_file(descriptor, entry, writer, stop)
     finally:
         os.close(descriptor)
 
 
-def _add_file(descriptor: int, entry: Entry, writer: TarWriter) -> None:
+def _add_file(descriptor: int, entry: Entry, writer: TarWriter, stop: Stop) -> None:
     size = os.fstat(descriptor).st_size
     extents = read_extents(descriptor, size)
     holes = sum(extent.length for extent in extents) < size
     entry = entry._replace(size=size, extents=extents if holes else None)
-    writer.add(entry, _data(read_chunks(descriptor, extents)))
+    writer.add(entry, _data(stop.among(read_chunks(descriptor, extents))))
 
 
 def _data(chunks: Iterator[tuple[int, bytes]]) -> Iterator[bytes]:

@@ -9,10 +9,13 @@ from burnish.sandbox.archive.compression import open_archive
 from burnish.sandbox.archive.entry import ArchiveLimits, Entry, EntryKind, show
 from burnish.sandbox.archive.tar_reader import TarReader
 from burnish.sandbox.archive.tree_writer import Rules, TreeWriter
-from burnish.sandbox.archive.whiteouts import read_mark
+from burnish.sandbox.archive.whiteouts import Hidden, read_mark
 
 DEFAULT_LIMITS = ArchiveLimits()
 _KERNELS = ("/proc", "/dev")
+# Without these folders no command starts in a box, and without these names it has no programs.
+_FOLDERS = frozenset({b"dev", b"proc", b"sys", b"tmp", b"work"})
+_NEEDED = _FOLDERS | {b"bin", b"etc", b"lib", b"lib64", b"sbin", b"usr"}
 
 
 def import_tar(
@@ -40,7 +43,8 @@ def import_tar(
         covered: where the box has files of this host over those of its layers.
 
     Raises:
-        UserError: it has files where the box would not see them.
+        UserError: it has files where the box would not see them, or takes from the box what it
+            needs.
         ValueError: it leads out or through a link, holds a device or pipe, forges a whiteout, is
             damaged, or is beyond a limit.
         OSError: as the file system says; ENOSPC if the layer is full.
@@ -76,6 +80,7 @@ def _unpack(reader: TarReader, writer: TreeWriter, covered: Sequence[str]) -> No
             continue
         hidden = read_mark(entry)
         _refuse_covered(entry, entry.path if hidden is None else hidden.path, covered)
+        _refuse_loss(entry, hidden)
         if hidden is not None:
             (opaques if hidden.opaque else whiteouts).append(hidden.path)
         elif entry.kind is EntryKind.SPECIAL:
@@ -109,6 +114,22 @@ def _refuse_covered(entry: Entry, path: bytes, covered: Sequence[str]) -> None:
                 f"{show(entry.path)} would be hidden: {top} of a box is the kernel's.",
                 fix=f"leave {top} out of the tar",
             )
+
+
+def _refuse_loss(entry: Entry, hidden: Hidden | None) -> None:
+    """What every box needs must not be taken from it for good."""
+    if hidden is None:
+        lost = entry.path in _FOLDERS and entry.kind is not EntryKind.FOLDER
+        top = entry.path
+    else:
+        lost = hidden.path in _NEEDED and not hidden.opaque
+        top = hidden.path
+    if lost:
+        raise UserError(
+            f"{show(entry.path)} would take /{top.decode()} from the box, where nothing would "
+            "start any more.",
+            fix=f"leave /{top.decode()} out of the tar, or make it a folder there",
+        )
 
 
 def _is_in(path: bytes, top: str) -> bool:

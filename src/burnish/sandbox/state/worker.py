@@ -11,6 +11,7 @@ Entering takes a process with a single thread, so each call starts one:
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,11 +23,14 @@ import msgspec
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Failure, Record
 from burnish.core.vocabulary import FailureKind
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.state.export import digest, export_layers
 from burnish.sandbox.state.imports import import_tar
 from burnish.sandbox.state.squash import squash
 
 _CLONE_NEWUSER = 0x10000000
+_LOOK_S = 0.1
+"""So often we look whether the work shall end early."""
 
 
 class _Verb(StrEnum):
@@ -68,9 +72,11 @@ class NamespaceWorker:
         """
         self._namespace_fd = namespace_fd
 
-    def export_layers(self, layer_fds: Sequence[int], destination: Path) -> str:
+    def export_layers(
+        self, layer_fds: Sequence[int], destination: Path, stop: Stop | None = None
+    ) -> str:
         """See `export.export_layers`."""
-        return self._call(_Verb.EXPORT, layer_fds, path=destination).digest
+        return self._call(_Verb.EXPORT, layer_fds, path=destination, stop=stop).digest
 
     def digest(self, layer_fds: Sequence[int]) -> str:
         """See `export.digest`."""
@@ -86,9 +92,9 @@ class NamespaceWorker:
         """See `imports.import_tar`."""
         self._call(_Verb.IMPORT, (), into_fd, source, below, tuple(covered))
 
-    def squash(self, layer_fds: Sequence[int], into_fd: int) -> None:
+    def squash(self, layer_fds: Sequence[int], into_fd: int, stop: Stop | None = None) -> None:
         """See `squash.squash`."""
-        self._call(_Verb.SQUASH, layer_fds, into_fd)
+        self._call(_Verb.SQUASH, layer_fds, into_fd, stop=stop)
 
     def _call(
         self,
@@ -98,6 +104,7 @@ class NamespaceWorker:
         path: Path | None = None,
         below: Path | None = None,
         covered: tuple[str, ...] = (),
+        stop: Stop | None = None,
     ) -> _Reply:
         request = _Request(
             verb=verb,
@@ -109,17 +116,36 @@ class NamespaceWorker:
             covered=covered,
         )
         passed = [self._namespace_fd, *layer_fds, *([into_fd] if into_fd >= 0 else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            input=msgspec.json.encode(request),
-            capture_output=True,
-            pass_fds=passed,
-            check=False,
-        )
-        if done.returncode:
-            last = done.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-            raise _died(f"exit status {done.returncode}: {''.join(last)[:300]}")
-        return _raise_again(msgspec.json.decode(done.stdout, type=_Reply))
+        return _raise_again(_run(msgspec.json.encode(request), passed, stop or Stop()))
+
+
+def _run(request: bytes, passed: list[int], stop: Stop) -> _Reply:
+    command = [sys.executable, "-m", __name__]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=passed
+    ) as process:
+        out, error = _communicate(process, request, stop)
+    stop.check()
+    if process.returncode:
+        last = error.decode("utf-8", "replace").strip().splitlines()[-1:]
+        raise _died(f"exit status {process.returncode}: {''.join(last)[:300]}")
+    return msgspec.json.decode(out, type=_Reply)
+
+
+def _communicate(
+    process: subprocess.Popen[bytes], request: bytes, stop: Stop
+) -> tuple[bytes, bytes]:
+    unsent: bytes | None = request
+    while True:
+        try:
+            return process.communicate(unsent, timeout=_LOOK_S)
+        except subprocess.TimeoutExpired:
+            unsent = None
+            if stop.is_set:
+                # It removes what it has half written.
+                process.terminate()
+                return process.communicate()
 
 
 def _raise_again(reply: _Reply) -> _Reply:
@@ -172,7 +198,12 @@ def _answer(request: _Request) -> _Reply:
         return _Reply(what=error.strerror or str(error), errno=error.errno or 5)
 
 
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
 def _main() -> None:
+    signal.signal(signal.SIGTERM, _end)
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     sys.stdout.buffer.write(msgspec.json.encode(_answer(request)))
 

@@ -82,13 +82,12 @@ static int copy(int to, int from, uint64_t left) {
 
 static int put_file(struct job *job) {
     char *name, temporary[32];
-    int directory = open_parent(*job->lists[1], &name, true), file = -1;
-    if (directory < 0) return -1;
-    for (int i = 0; i < 1000 && file < 0; i++) {
-        snprintf(temporary, sizeof temporary, ".put-%d", i);
-        file = openat(directory, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-        if (file < 0 && errno != EEXIST) break;
-    }
+    unsigned long long random;
+    int directory = open_parent(*job->lists[1], &name, true);
+    /* A name that no program can have made before. */
+    if (directory < 0 || syscall(SYS_getrandom, &random, sizeof random, 0) < 0) return -1;
+    snprintf(temporary, sizeof temporary, ".incoming-%016llx", random);
+    int file = openat(directory, temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (file < 0) return -1;
     if (copy(file, STDIN_FILENO, UINT64_MAX) == 0 && fchmod(file, job->asked->detail & 0777) == 0 &&
         renameat(directory, temporary, directory, name) == 0)
