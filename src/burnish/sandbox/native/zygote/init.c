@@ -58,12 +58,11 @@ static void finish(enum ending ending, int code) {
 
 /* Reaps all that has ended: orphans would fill the process table of the box. */
 static void reap_ended(void) {
-    int status, last = 0;
-    bool ended = false;
+    int status, last = -1;
     pid_t pid;
     while ((pid = reap(WNOHANG, &status)) > 0)
-        if (pid == command.pid) ended = true, last = status;
-    if (!ended) return;
+        if (pid == command.pid) last = status;
+    if (last < 0) return;
     if (pid == 0 && !command.keep) kill_all();
     if (command.job.error != 0) finish(ENDING_NOT_STARTED, command.job.error);
     else if (command.forced != ENDING_EXITED) finish(command.forced, 0);
@@ -144,11 +143,10 @@ static bool execute(const struct message *m, char *body) {
 static bool listen_on(const struct message *m, const void *body) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct message answer = {.op = DONE, .id = m->id, .num_fds = 1};
-    int yes = 1;
     if (!is_complete(m, sizeof(uint16_t), 0, 0)) return false;
     address.sin_port = htons(*(const uint16_t *)body);
     int server = answer.fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool listens = setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0 &&
+    bool listens = setsockopt(server, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int)) == 0 &&
                    bind(server, (struct sockaddr *)&address, sizeof address) == 0 &&
                    listen(server, 128) == 0;
     if (listens) send_message(&answer, NULL, 0);

@@ -4,8 +4,7 @@
 
 int set_capabilities(uint64_t set) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
-    uint32_t low = (uint32_t)set;
-    struct __user_cap_data_struct data[2] = {{low, low, 0}, {0, 0, 0}};
+    struct __user_cap_data_struct data[2] = {{(uint32_t)set, (uint32_t)set, 0}, {0, 0, 0}};
     return (int)syscall(SYS_capset, &header, data);
 }
 
@@ -13,8 +12,7 @@ int set_capabilities(uint64_t set) {
  * files is all that we become, by which nobody may trace or signal us. */
 static void restore_root(void) {
     struct stat root;
-    if (stat("/", &root) < 0 ||
-        ((root.st_mode & 07777) == 0755 && root.st_uid == 0 && root.st_gid == 0))
+    if (stat("/", &root) < 0 || ((root.st_mode & 07777) == 0755 && !(root.st_uid | root.st_gid)))
         return;
     long uid = syscall(SYS_setfsuid, 0), gid = syscall(SYS_setfsgid, 0);
     if (chown("/", 0, 0) == 0) chmod("/", 0755);
@@ -73,10 +71,8 @@ static int open_parent(char *path, char **name, bool make) {
 
 static int copy(int to, int from, uint64_t left) {
     off_t offset = 0;
-    for (ssize_t copied = 1; copied > 0 && left > 0; left -= (uint64_t)copied) {
-        copied = sendfile(to, from, &offset, left < 1 << 20 ? left : 1 << 20);
-        if (copied < 0) return -1;
-    }
+    for (ssize_t copied = 1; copied > 0 && left > 0; left -= (uint64_t)copied)
+        if ((copied = sendfile(to, from, &offset, left < 1 << 20 ? left : 1 << 20)) < 0) return -1;
     return 0;
 }
 
@@ -112,21 +108,18 @@ static int get_file(const struct job *job) {
 }
 
 static int work(struct job *job) {
-    sigset_t none;
     if (job->op == EXEC) setsid(); /* 30 us */
     for (int i = 0; i < 3; i++)
         if (dup2(job->fds[i], i) < 0) return -1;
     syscall(CLOSE_RANGE, OWNER, ~0U, 0);
-    for (uint32_t i = 0; i < job->asked->num_limits; i++) { /* the owner knows what is possible */
-        const struct limit *limit = &job->limits[i];
+    const struct limit *limit = job->limits, *end = limit + job->asked->num_limits;
+    for (; limit < end; limit++) /* the owner knows what is possible */
         setrlimit((int)limit->resource, &(struct rlimit){limit->soft, limit->hard});
-    }
     restore_root();
     if (become_job(job) < 0 || chdir(job->cwd) < 0) return -1;
     if (job->op == PUT) return put_file(job);
     if (job->op == GET) return get_file(job);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
+    sigprocmask(SIG_SETMASK, &(sigset_t){0}, NULL);
     return execute(job);
 }
 

@@ -277,8 +277,8 @@ static bool is_sound(const struct message *m, const struct request *asked) {
     int num_groups = m->num_fds - (m->flags & CREATE_UPPER ? 1 : 0);
     int least = m->flags & CREATE_INTO_CGROUP ? 1 : 0;
     int most = least ? 1 : creates ? MAX_CREATE_FDS : 0;
-    if (m->op < CREATE || m->op > RESIZE || num_groups < least || num_groups > most) return false;
-    if (!numbered && asked->number != 0) return false;
+    if (m->op < CREATE || m->op > RESIZE || num_groups < least || num_groups > most ||
+        (!numbered && asked->number != 0)) return false;
     size_t num_layers = creates ? asked->num_layers : 0;
     return is_complete(m, parts[m->op] + num_layers * sizeof *asked->layers, flags, m->num_fds);
 }

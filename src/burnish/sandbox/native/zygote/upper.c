@@ -10,8 +10,8 @@ static int set(int context, const char *key, uint64_t value) {
 
 static int set_sizes(int context, const struct request *room) {
     /* 8 more for the root, the three directories and what the overlay makes in `w`. */
-    int result = set(context, "size", room->num_bytes);
-    return result < 0 ? result : set(context, "nr_inodes", room->num_inodes + 8ULL);
+    if (set(context, "size", room->num_bytes) < 0) return -1;
+    return set(context, "nr_inodes", room->num_inodes + 8ULL);
 }
 
 static int failed(void) { return fail(errno, "making, furnishing or changing a file system"); }
