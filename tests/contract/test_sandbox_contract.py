@@ -174,6 +174,11 @@ def test_every_limit_that_always_holds_is_declared(pool: SandboxPool) -> None:
     assert pool.capabilities.enforces >= always
 
 
+def test_warm_python_is_declared_where_it_can_be_asked_for(pool: SandboxPool) -> None:
+    declared = Feature.WARM_PYTHON in pool.capabilities.features
+    assert declared <= hasattr(pool, "acquire_python")
+
+
 def test_wall_clock_limit_is_timeout(pool: SandboxPool) -> None:
     result = run(pool, "sleep", "1000", wall_s=0.2)
     assert result.status is ExecStatus.TIMEOUT
@@ -189,6 +194,12 @@ def test_ignoring_signals_does_not_outlive_the_wall_clock(pool: SandboxPool) -> 
         "while True: signal.pause()"
     )
     assert run_python(pool, code, wall_s=0.3).status is ExecStatus.TIMEOUT
+
+
+def test_a_program_cannot_say_that_its_cpu_time_is_up(pool: SandboxPool) -> None:
+    code = "import os, signal\nos.kill(os.getpid(), signal.SIGXCPU)"
+    result = run_python(pool, code)
+    assert (result.status, result.signal, result.message) == (ExecStatus.SIGNAL, 24, ""), result
 
 
 def test_cpu_limit_counts_all_processes(pool: SandboxPool) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.native.room import _files_per_box
+from burnish.sandbox.native.run import Run
 from burnish.sandbox.proctree import Process, open_process, read_processes, start_ticks
 
 OWNER = """
@@ -114,6 +116,29 @@ def test_many_boxes_need_no_more_files_than_is_checked_at_the_start(
         )
     finally:
         asyncio.run(pool.close())
+
+
+def test_a_cancelled_command_leaves_none_of_its_output_in_memory(pool: NativePool) -> None:
+    def runs() -> list[Run]:
+        return [found for found in gc.get_objects() if type(found) is Run]
+
+    async def main() -> int:
+        async with pool.acquire() as box:
+            running = asyncio.create_task(box.exec(("sleep", "1000")))
+            while not runs():  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait((running,))
+            del running
+            await asyncio.sleep(0)
+            return len(runs())
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(main()) == 0
+    finally:
+        gc.enable()
 
 
 def test_an_acquire_cancelled_at_any_point_leaks_nothing(pool: NativePool) -> None:

@@ -20,7 +20,7 @@ def verify(
     heads: Path | None = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> int:
-    """Check logs: edited, removed, reordered, cut. Exits with 1 if anything is wrong.
+    """Check logs: edited, removed, reordered, cut, copied. Exits with 1 if anything is wrong.
 
     Args:
         path: a log, or a directory of them; by default that of the daemon.
@@ -71,32 +71,22 @@ def _require_file(path: Path) -> None:
 
 def _reports(path: Path, heads: Path | None) -> tuple["Report", ...]:
     from burnish.core.disk import require_regular
-    from burnish.sandbox.audit.heads import HEADS, Heads
-    from burnish.sandbox.audit.verify import verify as verify_one
-    from burnish.sandbox.audit.verify import verify_all
+    from burnish.sandbox.audit import verify as verify_alone
+    from burnish.sandbox.audit import verify_all, verify_one
+    from burnish.sandbox.audit.heads import HEADS
 
     if heads is not None:
         require_regular(heads, f"give the file of heads, {HEADS}")
     if path.is_dir():
-        return tuple(verify_all(path, heads))
-    if heads is None:
-        return (verify_one(path),)
-    place = heads.parent if heads.name == HEADS else path.parent
-    known = Heads(heads, place).read().get(_name_below(path, place))
-    return (verify_one(path, known),)
-
-
-def _name_below(path: Path, place: Path) -> str:
-    try:
-        return path.resolve().relative_to(place.resolve()).as_posix()
-    except ValueError:
-        return path.name
+        return verify_all(path, heads)
+    return (verify_alone(path),) if heads is None else verify_one(path, heads)
 
 
 def _row(report: "Report") -> tuple[str, str, str, str, str]:
     finding = report.finding
     if finding is not None:
-        what = f"{finding.problem} at line {finding.line}: {finding.detail}"
+        where = f" at line {finding.line}" if finding.line else ""
+        what = f"{finding.problem}{where}: {finding.detail}"
     elif report.num_lost:
         what = f"{report.num_lost} lines could not be written"
     else:

@@ -53,13 +53,19 @@ def with_boxes_of(box_id: str, use: "Callable[[RemotePool], Awaitable[T]]") -> T
     """Run on the daemon of a box that may not exist.
 
     Raises:
-        UserError: it does not.
+        UserError: it does not, or its daemon was killed.
     """
-    from burnish.sandbox.remote.daemon import running_url
+    from burnish.sandbox.remote.daemon import has_died, log_file, running_url
     from burnish.sandbox.remote.messages import ProblemKind
     from burnish.sandbox.remote.problems import RemoteFailure
 
     url = running_url()
+    if url is None and has_died():
+        raise UserError(
+            f"box {box_id[:80]!r} is gone: the daemon of sandboxes was killed, and all its boxes "
+            f"with it; {log_file()} has its last words.",
+            fix="burnish sandbox create",
+        )
     try:
         if url is not None:
             return asyncio.run(_use(url, use))

@@ -154,5 +154,6 @@ def _is_layout(source: Path) -> bool:
         # Tars of layouts are not compressed as a whole; their parts are.
         with tarfile.open(source, "r:") as tar:
             return any(entry.name.removeprefix("./") == "oci-layout" for entry in tar)
-    except (tarfile.TarError, OSError):
+    except (tarfile.TarError, OSError, ValueError, ArithmeticError, LookupError):
+        # Damage that `tarfile` does not expect either; our own reader says what it is.
         return False

@@ -13,24 +13,30 @@ async def uninterrupted(task: asyncio.Future[T]) -> T:
     A loop that is being closed cancels the task too: that ends the waiting.
     """
     cancelled: asyncio.CancelledError | None = None
-    while True:
-        try:
-            result = await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.done():
-                raise
-            cancelled = error
-        else:
-            if cancelled is not None:
-                raise cancelled
-            return result
+    try:
+        while True:
+            try:
+                result = await asyncio.shield(task)
+            except asyncio.CancelledError as error:
+                if task.done():
+                    raise
+                cancelled = error
+            else:
+                if cancelled is not None:
+                    raise cancelled
+                return result
+    finally:
+        # An exception holds the frames that it came through. If one of them held it, both would
+        # stay until a collection, with all that the callers have in hand.
+        del cancelled
 
 
 async def insist(step: Callable[[], Awaitable[object]]) -> asyncio.CancelledError | None:
     """Await `step`, again after each cancellation; returns the last one, for the caller to raise.
 
     There is no task in between that a loop which is being closed could cancel, so this is for what
-    must happen even then. Each call of `step` must make a new awaitable.
+    must happen even then. Each call of `step` must make a new awaitable. The caller
+    must `del` what it got after it has raised it, as in `uninterrupted`.
     """
     cancelled: asyncio.CancelledError | None = None
     while True:
@@ -39,7 +45,10 @@ async def insist(step: Callable[[], Awaitable[object]]) -> asyncio.CancelledErro
         except asyncio.CancelledError as error:
             cancelled = error
         else:
-            return cancelled
+            try:
+                return cancelled
+            finally:
+                del cancelled
 
 
 def resolve(

@@ -3,11 +3,16 @@
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from burnish.sandbox.archive.stop import Stop
 
 T = TypeVar("T")
+
+# Of their own: what takes long because a box has many files must not hold up everything else that
+# waits for one of the loop's few threads.
+_THREADS = ThreadPoolExecutor(4, thread_name_prefix="files of boxes")
 
 
 async def on_own_descriptors(
@@ -36,7 +41,7 @@ async def on_own_descriptors(
             _close(own)
 
     # A future and not a task, and shielded: nothing keeps it from beginning, and so from closing.
-    running = asyncio.get_running_loop().run_in_executor(None, run)
+    running = asyncio.get_running_loop().run_in_executor(_THREADS, run)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

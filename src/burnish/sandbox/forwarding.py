@@ -5,9 +5,12 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import msgspec
+
 from burnish.core.boxes import (
     Capabilities,
     ExecResult,
+    Feature,
     Limits,
     NetworkedSandbox,
     Policy,
@@ -118,8 +121,9 @@ class ForwardingPool:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the pool inside."""
-        return self._pool.capabilities
+        """Of the pool inside, but for boxes that are had by another call than those below."""
+        found = self._pool.capabilities
+        return msgspec.structs.replace(found, features=found.features - {Feature.WARM_PYTHON})
 
     def acquire(
         self, image: str | None = None, policy: Policy | None = None

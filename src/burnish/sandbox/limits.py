@@ -36,7 +36,8 @@ _CEILINGS = {
     "num_pids": 2**22 - 1,
     # One file for each 4 KiB are then as many as `num_inodes` may be.
     "disk_bytes": 2**43,
-    "stdout_bytes": 2**40,
+    # Both streams are held in memory, and again in the result: more belongs into a file.
+    "stdout_bytes": 2**30,
     "num_files": 2**30,
     "swap_bytes": 2**50,
     # The helpers have 32 bits for it.
@@ -47,7 +48,7 @@ _CEILINGS = {
     "read_bytes_per_s": 2**50,
     "write_bytes_per_s": 2**50,
 }
-"""Above these the kernel, or a message to a helper, has no number for them."""
+"""Above these the kernel, or a message to a helper, has no number for them; or as said."""
 
 _LOCKED_KIB = 64
 # What the kernel counts for the user who made a box's user namespace, too: us, on the host.

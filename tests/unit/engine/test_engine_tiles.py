@@ -54,7 +54,7 @@ long_spans = st.builds(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(case=long_spans, page_size=st.sampled_from([16, 64]), sinks=st.integers(0, 20))
 def test_a_long_spans_bits_depend_on_no_neighbour_place_or_size_of_pages(
     case: Case, page_size: int, sinks: int
@@ -70,7 +70,7 @@ def test_a_long_spans_bits_depend_on_no_neighbour_place_or_size_of_pages(
         assert torch.equal(attended(alone, own, tiles=True), together[i])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(case=long_spans, cut=st.integers(TILED, 60), window=st.one_of(st.none(), st.integers(1, 60)))
 def test_a_row_has_the_same_bits_in_any_long_chunk(
     case: Case, cut: int, window: int | None
@@ -131,7 +131,7 @@ def test_a_short_span_keeps_its_bits_beside_a_long_one() -> None:
     assert torch.equal(mixed[:21], plain[:21])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(case=long_spans)
 def test_nothing_outside_a_rows_pages_is_read(case: Case) -> None:
     t = tokens_of(case, torch.bfloat16)

@@ -268,6 +268,14 @@ def test_damaged_sparse_maps_are_refused(numbers: str) -> None:
         read_all(pax(payload) + block_of(size=5) + b"12345".ljust(512, b"\0"))
 
 
+def test_a_sparse_file_needs_a_size_even_if_it_is_all_hole() -> None:
+    payload = record("GNU.sparse.major=1") + record("GNU.sparse.minor=0")
+    content = block_of(size=512) + b"0\n".ljust(512, b"\0")
+    with pytest.raises(ValueError, match="damaged sparse map"):
+        read_all(pax(payload) + content)
+    read_all(pax(payload + record("GNU.sparse.realsize=9")) + content)
+
+
 def test_bombs_run_into_limits() -> None:
     one = LIMITS._replace(num_entries=3)
     with pytest.raises(ValueError, match="more than 3 members"):

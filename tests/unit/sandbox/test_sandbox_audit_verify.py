@@ -1,3 +1,4 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from burnish.core.boxes import Policy
 from burnish.core.clock import ManualClock
 from burnish.core.errors import UserError
-from burnish.sandbox.audit import verify, verify_all
+from burnish.sandbox.audit import Report, verify, verify_all, verify_one
 from burnish.sandbox.audit.events import (
     GENESIS,
     AnyEvent,
@@ -22,7 +23,7 @@ from burnish.sandbox.audit.events import (
     digest,
     encode,
 )
-from burnish.sandbox.audit.heads import Head, Heads
+from burnish.sandbox.audit.heads import Head, Heads, KeptHeads
 from burnish.sandbox.audit.log import BoxLog
 from burnish.sandbox.audit.verify import Problem
 
@@ -258,19 +259,143 @@ def test_a_file_without_a_head_confirms_nothing_and_is_refused(
     with pytest.raises(UserError, match="is no file of heads"):
         verify_all(path.parent, heads)
     heads.write_bytes(b'{"version": 1, "lo')
-    assert verify_all(path.parent, heads)[0].ok
+    assert problems(verify_all(path.parent, heads)) == {"log.jsonl": Problem.FOREIGN}
 
 
-def test_torn_heads_are_left_out_and_other_versions_refused(tmp_path: Path) -> None:
+def problems(reports: tuple[Report, ...]) -> dict[str, Problem]:
+    return {Path(r.path).name: r.finding.problem for r in reports if r.finding is not None}
+
+
+def test_torn_heads_are_counted_but_for_the_last_and_other_versions_refused(
+    tmp_path: Path,
+) -> None:
     path, heads = anchored_log(tmp_path)
     with open(heads, "ab") as file:
-        file.write(b'{"version":1,"lo\n\xff\xfe\n')
-    assert verify_all(path.parent, heads)[0].ok
+        file.write(b'{"version":1,"lo')
+    assert problems(verify_all(path.parent, heads)) == {}
+    with open(heads, "ab") as file:
+        file.write(b"\n\xff\xfe\n")
+    for reports in (verify_all(path.parent, heads), verify_one(path, heads)):
+        assert problems(reports) == {heads.name: Problem.HEADS}
+        finding = reports[-1].finding
+        assert finding is not None
+        assert (finding.line, finding.detail[-2:]) == (3, " 2")
     with open(heads, "ab") as file:
         head = Head(version=7, log="a", box="b", number=0, hash="h")
         file.write(msgspec.json.encode(head) + b"\n")
     with pytest.raises(UserError, match="version 7, not 1"):
         verify_all(path.parent, heads)
+
+
+def test_the_head_after_a_torn_one_in_the_same_line_counts(tmp_path: Path) -> None:
+    path, heads = anchored_log(tmp_path)
+    heads.write_bytes(b'{"version":1,"lo' + heads.read_bytes())
+    (report, torn) = verify_all(path.parent, heads)
+    assert report.ok
+    assert report.anchored
+    assert torn.finding is not None
+    assert (torn.finding.problem, torn.finding.line) == (Problem.HEADS, 1)
+
+
+def test_a_removed_log_whose_heads_were_torn_does_not_go_unseen(tmp_path: Path) -> None:
+    path, heads = anchored_log(tmp_path)
+    gone = path.with_name("gone.jsonl")
+    write_log(gone, "gone", Heads(heads, path.parent))
+    gone.unlink()
+    kept, torn = heads.read_bytes().splitlines()[:2], heads.read_bytes().splitlines()[2:]
+    write_log(path.with_name("last.jsonl"), "last", Heads(heads, path.parent))
+    last = heads.read_bytes().splitlines()[4:]
+    heads.write_bytes(b"\n".join([*kept, *(line[:-9] for line in torn), *last]) + b"\n")
+    assert problems(verify_all(path.parent, heads)) == {heads.name: Problem.HEADS}
+
+
+@pytest.mark.parametrize("name", ["other.jsonl", "log.2.jsonl", "below/log.jsonl"])
+def test_a_log_under_another_name_has_no_head(tmp_path: Path, name: str) -> None:
+    path, heads = anchored_log(tmp_path)
+    copy = path.parent / name
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_bytes(path.read_bytes())
+    bad = [report for report in verify_all(path.parent, heads) if not report.ok]
+    assert [report.path for report in bad] == [str(copy)]
+    assert bad[0].finding is not None
+    assert bad[0].finding.problem is Problem.FOREIGN
+    if copy.name != path.name:
+        assert problems(verify_one(copy, heads)) == {copy.name: Problem.FOREIGN}
+    assert problems(verify_one(path, heads)) == {}
+
+
+def test_two_logs_that_begin_alike_are_copies_but_for_the_one_with_heads(tmp_path: Path) -> None:
+    path, heads = anchored_log(tmp_path)
+    copy = path.with_name("copy.jsonl")
+    copy.write_bytes(path.read_bytes())
+    both = {path.name: Problem.COPY, copy.name: Problem.COPY}
+    assert problems(verify_all(path.parent)) == both
+    copy.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    assert problems(verify_all(path.parent, heads)) == {copy.name: Problem.COPY}
+    lines = copy.read_bytes().splitlines()
+    Heads(heads, path.parent).append(copy, "b", 0, digest(lines[0]))
+    assert problems(verify_all(path.parent, heads)) == both
+
+
+def test_a_box_that_has_just_begun_needs_no_head_yet(tmp_path: Path) -> None:
+    path, heads = anchored_log(tmp_path)
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+    other = Heads(heads, path.parent)
+    heads.write_bytes(b"")
+    other.append(path, "b", 0, digest(path.read_bytes()[:-1]))
+    write_log(path.with_name("new.jsonl"), "new")
+    new = path.with_name("new.jsonl")
+    new.write_bytes(new.read_bytes().splitlines(keepends=True)[0])
+    assert problems(verify_all(path.parent, heads)) == {}
+
+
+def test_a_box_that_begins_while_logs_are_checked_is_no_stranger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, heads = anchored_log(tmp_path)
+    new = path.with_name("new.jsonl")
+    new.touch()
+    genuine, calls = Heads.read, []
+
+    def read_and_go_on(self: Heads) -> KeptHeads:
+        found = genuine(self)
+        if not calls:
+            write_log(new, "new", Heads(heads, path.parent), end=False)
+        calls.append(found)
+        return found
+
+    monkeypatch.setattr(Heads, "read", read_and_go_on)
+    assert problems(verify_all(path.parent, heads)) == {}
+    assert [len(found.by_log) for found in calls] == [1, 2]
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def dangle(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("make", [make_pipe, dangle, Path.mkdir])
+def test_what_is_only_called_like_a_log_is_a_finding(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    path, heads = anchored_log(tmp_path)
+    make(path.with_name("a.jsonl"))
+    for kept in (None, heads):
+        reports = verify_all(path.parent, kept)
+        assert problems(reports) == {"a.jsonl": Problem.UNREADABLE}
+        assert [report.ok for report in reports] == [False, True]
+    with pytest.raises(UserError, match=r"a\.jsonl"):
+        verify(path.with_name("a.jsonl"))
+
+
+def test_a_pipe_is_no_file_of_heads(tmp_path: Path) -> None:
+    path, _ = anchored_log(tmp_path)
+    os.mkfifo(path.parent / "heads.jsonl")
+    with pytest.raises(UserError, match="not a regular file"):
+        verify_all(path.parent)
 
 
 def fork_of(parent: Path, event: AnyEvent, path: Path) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from burnish.sandbox import descriptors
 from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.descriptors import on_own_descriptors
@@ -17,11 +19,21 @@ from burnish.sandbox.start import open_pool
 from burnish.sandbox.state.layers import SQUASH_DEPTH
 
 
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> ThreadPoolExecutor:
+    """Threads that end when they are told to, so that what they leave open can be counted."""
+    made = ThreadPoolExecutor(2)
+    monkeypatch.setattr(descriptors, "_THREADS", made)
+    return made
+
+
 def num_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_cancelled_work_goes_on_in_the_file_that_it_was_given(tmp_path: Path) -> None:
+def test_cancelled_work_goes_on_in_the_file_that_it_was_given(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
     begun, go, done = threading.Event(), threading.Event(), threading.Event()
 
     def work(own: list[int]) -> None:
@@ -47,12 +59,15 @@ def test_cancelled_work_goes_on_in_the_file_that_it_was_given(tmp_path: Path) ->
 
     before = num_open()
     asyncio.run(main())
+    threads.shutdown()
     assert (tmp_path / "mine").read_bytes() == b"late"
     assert [(tmp_path / f"{i}").read_bytes() for i in range(8)] == [b""] * 8
     assert num_open() == before
 
 
-def test_work_that_was_cancelled_before_it_began_closes_what_is_its_own(tmp_path: Path) -> None:
+def test_work_that_was_cancelled_before_it_began_closes_what_is_its_own(
+    tmp_path: Path, threads: ThreadPoolExecutor
+) -> None:
     async def main() -> None:
         descriptor = os.open(tmp_path, os.O_RDONLY)
         waiting = asyncio.create_task(on_own_descriptors(len, [descriptor]))
@@ -64,6 +79,7 @@ def test_work_that_was_cancelled_before_it_began_closes_what_is_its_own(tmp_path
 
     before = num_open()
     asyncio.run(main())
+    threads.shutdown()
     assert num_open() == before
 
 

@@ -306,6 +306,15 @@ def test_an_archive_of_a_layout_is_read(build: Builder, store: ImageStore, tmp_p
     assert image.digest == store.add_oci("folder", build.path).digest
 
 
+@pytest.mark.parametrize("user", ["1" * 5000, "a:" + "1" * 5000, "4294967295", "a" * 5000])
+def test_an_image_that_runs_as_nobody_there_can_be_is_refused(
+    build: Builder, store: ImageStore, user: str
+) -> None:
+    build.image(layer(("f", FILE, b"1")), User=user)
+    with pytest.raises(UserError, match="which nobody can be"):
+        store.add_oci("x", build.path)
+
+
 def test_settings_that_boxes_cannot_have_are_left_out() -> None:
     settings = read_settings(
         RunSettings(env=["A=1", "=2", "B\0=3", "C=4\0", "D E=5", "F"], working_dir="relative")

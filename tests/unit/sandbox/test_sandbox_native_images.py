@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from burnish.core.boxes import ExecResult, ExecStatus, Feature, Policy, Privileges
+from burnish.core.boxes import ExecResult, ExecStatus, Feature, Policy, Privileges, Sandbox
 from burnish.core.errors import UserError
 from burnish.sandbox.config import SandboxConfig
 from burnish.sandbox.images.manifest import Image
@@ -22,6 +22,7 @@ from burnish.sandbox.native.image_settings import job_user
 from burnish.sandbox.native.pool import NativePool
 
 PROGRAMS = ("/bin/sh", "/usr/bin/id", "/usr/bin/env", "/bin/cat")
+MODES = ("/bin/chmod", "/bin/chown", "/usr/bin/stat")
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def rootfs(tmp_path: Path) -> Path:
     """A shell and little else."""
     tmp_path.chmod(0o755)
     root = tmp_path / "rootfs"
-    for program in PROGRAMS:
+    for program in PROGRAMS + MODES:
         listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
         for path in (program, *re.findall(r"(/\S+) \(0x", listed)):
             copy = root / path[1:]
@@ -236,6 +237,9 @@ BROKEN = {
     "damaged record": (damage_record, "is damaged"),
     "unknown user": (set_user("nosuch"), "has no 'nosuch'"),
     "unknown group": (set_user("app:nosuch"), "has no 'nosuch'"),
+    "a number of 5,000 digits": (set_user("1" * 5000), "a number that is none"),
+    "a group of 5,000 digits": (set_user("7:" + "1" * 5000), "a number that is none"),
+    "digits of another script": (set_user("\u0667"), "has no '\u0667'"),
     "id beyond the range": (set_user("4000000000"), "boxes have the ids"),
     "id of process 1": (set_user("65535"), "boxes have the ids"),
     "no working directory": (set_workdir("/srv/nowhere"), "does not have"),
@@ -274,6 +278,45 @@ def test_an_image_does_not_lead_the_look_up_out(images: Described, tmp_path: Pat
     os.mkfifo(table)
     with pytest.raises(UserError, match="has no 'secret'"):
         job_user(msgspec.structs.replace(image, user="secret"), Identities(1, 1, 65536))
+
+
+@pytest.mark.parametrize("uid", ["1" * 5000, "4294967295", "-1", "\u0667", ""])
+def test_a_table_with_an_id_that_is_none_does_not_have_the_name(
+    images: Described, uid: str
+) -> None:
+    image = images.resolve("small")
+    (image.root / "etc/passwd").write_text(f"odd:x:{uid}:0::/:/bin/sh\n")
+    with pytest.raises(UserError, match="has no 'odd'"):
+        job_user(msgspec.structs.replace(image, user="odd"), Identities(1, 1, 65536))
+
+
+@pytest.mark.parametrize("privileges", Privileges)
+@pytest.mark.parametrize("change", ["chmod 0 /", "chmod 4777 /", "chown :50 /; chmod 70 /"])
+def test_what_a_program_did_to_the_root_directory_itself_ends_with_it(
+    pool: NativePool, images: Described, privileges: Privileges, change: str
+) -> None:
+    needs_ids(pool)
+    images.settings = {"user": "0:50"}
+    if privileges is Privileges.PACKAGES:
+        change = change.replace("chown :50", "chown 7:50")
+
+    async def look(box: Sandbox) -> bytes:
+        await box.write_file("f", b"x")
+        assert await box.read_file("f") == b"x"
+        result = await box.exec(("/bin/sh", "-c", "stat -c '%a %u %g' / && cat /version"))
+        assert result.status is ExecStatus.OK, result
+        return result.stdout
+
+    async def main() -> None:
+        async with pool.acquire("small", Policy(privileges=privileges)) as box:
+            assert (await box.exec(("/bin/sh", "-c", change))).status is ExecStatus.OK
+            assert await look(box) == b"755 0 0\none\n"
+            assert (await box.exec(("/bin/sh", "-c", change))).status is ExecStatus.OK
+            snapshot = await box.snapshot()
+            async with box.fork(1, snapshot) as (fork,):
+                assert await look(fork) == await look(box)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from burnish.core.boxes import ExecStatus
-from burnish.sandbox.outcome import Cause, Evidence, classify
+from burnish.sandbox.outcome import Cause, Evidence, classify, cpu_used_up
 
 PLAIN = Evidence(
     started=True,
@@ -26,7 +26,9 @@ PLAIN = Evidence(
         ({"wait_code": 1}, ExecStatus.EXIT, 1, None),
         ({"wait_code": 255}, ExecStatus.EXIT, 255, None),
         ({"wait_code": 128 + 11}, ExecStatus.SIGNAL, None, 11),
-        ({"wait_code": 128 + 24}, ExecStatus.TIMEOUT, None, 24),
+        ({"wait_code": 128 + 24}, ExecStatus.SIGNAL, None, 24),
+        ({"wait_code": 128 + 24, "cpu_used_up": True}, ExecStatus.TIMEOUT, None, 24),
+        ({"wait_code": 1, "cpu_used_up": True}, ExecStatus.EXIT, 1, None),
         ({"wait_code": 128 + 25}, ExecStatus.DISK, None, 25),
         ({"wait_code": 128 + 31}, ExecStatus.POLICY, None, 31),
         ({"cause": Cause.WALL, "wait_code": -9}, ExecStatus.TIMEOUT, None, 9),
@@ -91,3 +93,10 @@ def test_a_box_that_did_not_start_says_why_in_one_line(stderr: bytes, wait_code:
     assert ending.message
     assert "\n" not in ending.message
     assert len(ending.message) < 400
+
+
+def test_what_was_measured_says_whether_cpu_time_may_be_up() -> None:
+    assert not cpu_used_up(0.02, 1.0)
+    assert not cpu_used_up(4.9, 10.0)
+    # Less than the limit, as ticks are counted and not time.
+    assert cpu_used_up(0.82, 1.0)

@@ -11,7 +11,10 @@ import pytest
 
 from burnish.core.boxes import ExecStatus, Feature, Limits
 from burnish.core.errors import UserError
+from burnish.sandbox.audit import AuditedPool, read, verify_all
+from burnish.sandbox.audit.events import Failed, Started
 from burnish.sandbox.config import SandboxConfig
+from burnish.sandbox.measured import MeasuredPool
 from burnish.sandbox.native.pool import NativePool
 from burnish.sandbox.native.protocol import PythonKind
 from burnish.sandbox.native.python_jobs import WarmBox
@@ -55,6 +58,40 @@ def test_scripts_and_modules_run_too(pool: NativePool) -> None:
         return [script.stdout, module.stdout]
 
     assert in_box(pool, use) == [b"__main__ /work/part.py\n"] * 2
+
+
+def test_a_pool_with_logs_has_them_too_and_logs_the_command(
+    pool: NativePool, tmp_path: Path
+) -> None:
+    audited = AuditedPool(pool, tmp_path)
+    assert Feature.WARM_PYTHON in audited.capabilities.features
+
+    async def main() -> None:
+        async with audited.acquire_python(MODULES) as box:
+            result = await box.python("import sys; print(sys.argv[1:])", argv=("a",))
+            assert result.stdout == b"['a']\n"
+            assert (await box.exec(("true",))).status is ExecStatus.OK
+            with pytest.raises(ValueError, match="NUL"):
+                await box.python("\0")
+
+    asyncio.run(main())
+    (report,) = verify_all(tmp_path)
+    assert (report.ok, report.ended) == (True, True)
+    events = [line.event for line in read(Path(report.path))]
+    started = [event.argv for event in events if isinstance(event, Started)]
+    assert started[0] == ("python3", "-I", "-B", "-c", "import sys; print(sys.argv[1:])", "a")
+    assert started[1] == ("true",)
+    assert [event.operation for event in events if isinstance(event, Failed)] == ["exec"]
+
+
+def test_pools_around_others_promise_no_warm_python_that_they_do_not_have(
+    pool: NativePool, tmp_path: Path
+) -> None:
+    measured = MeasuredPool(pool)
+    for outer in (measured, AuditedPool(measured, tmp_path)):
+        assert Feature.WARM_PYTHON not in outer.capabilities.features
+    with pytest.raises(UserError, match="no warm Python"):
+        AuditedPool(measured, tmp_path).acquire_python()
 
 
 def test_endings_are_told_as_those_of_commands(pool: NativePool) -> None:

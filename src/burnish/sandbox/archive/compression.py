@@ -50,7 +50,7 @@ def open_regular(path: Path) -> io.BufferedReader:
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise UserError(f"{path} is not a regular file.", fix="give an archive.")
+        raise UserError(f"{path} is not a regular file.", fix="give a regular file.")
     return open(descriptor, "rb")
 
 

@@ -129,8 +129,6 @@ class TarReader:
         self._unread, self._padding = size, -size % BLOCK
         sparse = self._sparse_map(header, extended, name)
         apparent = size if sparse is None else sparse[0]
-        if apparent < 0:
-            raise ValueError(f"{show(name)} has a negative size")
         self._extents = ((Extent(0, size),) if size else ()) if sparse is None else sparse[1]
         self._account(name, apparent, size)
         return Entry(
@@ -336,7 +334,7 @@ def _check_extents(
 ) -> tuple[Extent, ...]:
     extents = []
     end = 0
-    if len(numbers) % 2:
+    if len(numbers) % 2 or apparent < 0:
         raise ValueError(f"{show(name)} has a damaged sparse map")
     for offset, length in zip(numbers[::2], numbers[1::2], strict=True):
         if offset < end or length < 0 or offset + length > apparent:

@@ -107,7 +107,22 @@ class AuditedBox(ForwardingBox):
         keep: bool = False,
     ) -> ExecResult:
         """See `Sandbox.exec`. Without a log the command does not run: `INFRA_ERROR`."""
-        started = events.Started(
+        return await self._command(
+            self._started(argv, stdin=stdin, limits=limits, env=env, cwd=cwd, keep=keep),
+            lambda: self._box.exec(argv, stdin=stdin, limits=limits, env=env, cwd=cwd, keep=keep),
+        )
+
+    def _started(
+        self,
+        argv: tuple[str, ...],
+        *,
+        stdin: bytes,
+        limits: Limits | None,
+        env: dict[str, str] | None,
+        cwd: str | None,
+        keep: bool,
+    ) -> events.Started:
+        return events.Started(
             argv=events.cut_argv(argv),
             argv_digest=events.digest_of_text(argv),
             env_digest=events.digest_of_env(env),
@@ -117,15 +132,15 @@ class AuditedBox(ForwardingBox):
             limits=limits or Limits(),
             layers=self.layers,
         )
+
+    async def _command(
+        self, started: events.Started, call: Callable[[], Awaitable[ExecResult]]
+    ) -> ExecResult:
         try:
             place = self._log.append(started)
         except AuditFailure as error:
             return _refused(error)
-        result = await self._try(
-            "exec",
-            place.number,
-            lambda: self._box.exec(argv, stdin=stdin, limits=limits, env=env, cwd=cwd, keep=keep),
-        )
+        result = await self._try("exec", place.number, call)
         try:
             self._log.append(self._ended(place.number, result))
         except AuditFailure as error:

@@ -17,9 +17,13 @@ import msgspec
 
 from burnish.core.errors import UserError
 from burnish.core.records import Record
+from burnish.sandbox.archive.compression import open_regular
 
 HEADS = "heads.jsonl"
 _VERSION = 1
+# In strings of a head there is no quotation mark without a backslash.
+_START = b'{"version":'
+_MAX_LINE_BYTES = 2**16
 
 
 class Head(Record, frozen=True, kw_only=True):
@@ -35,6 +39,17 @@ class Head(Record, frozen=True, kw_only=True):
     """Of the line."""
     hash: str
     """SHA-256 of the line."""
+
+
+class KeptHeads(NamedTuple):
+    """What a file of heads says."""
+
+    by_log: dict[str, list[Head]]
+    """Heads of each log."""
+    num_torn: int
+    """Lines before its end that are no heads: a crash, a full disk or somebody tore them."""
+    first_torn: int
+    """The number of the first of them, from 1; 0 if there is none."""
 
 
 class Heads(NamedTuple):
@@ -66,17 +81,23 @@ class Heads(NamedTuple):
         finally:
             os.close(descriptor)
 
-    def read(self) -> dict[str, list[Head]]:
-        """Heads by log. Torn lines (a crash, a full disk) are left out.
+    def read(self) -> KeptHeads:
+        """All that can be read.
 
         Raises:
             UserError: the file is missing or of another version, or no line of it is a head.
         """
         found: dict[str, list[Head]] = {}
-        num_bad = 0
-        for head in self._lines():
+        torn: list[int] = []
+        for number, data in enumerate(self._lines(), start=1):
+            head = _decode(data)
             if head is None:
-                num_bad += 1
+                # The next head of another process follows a torn one in the same line.
+                head = _decode(data[data.rfind(_START) :])
+                # The end of a file that was just begun is torn, which says nothing about it.
+                if data.endswith(b"\n"):
+                    torn.append(number)
+            if head is None:
                 continue
             if head.version != _VERSION:
                 raise UserError(
@@ -84,27 +105,27 @@ class Heads(NamedTuple):
                     fix="verify with the version of burnish that wrote it",
                 )
             found.setdefault(head.log, []).append(head)
-        if num_bad and not found:
+        if torn and not found:
             raise UserError(
                 f"{self.path} is no file of heads: no line of it is one.",
                 fix="give the path of the heads.jsonl that was kept, or verify without heads",
             )
-        return found
+        return KeptHeads(found, len(torn), torn[0] if torn else 0)
 
-    def _lines(self) -> Iterator[Head | None]:
-        """None for a line that is whole and no head."""
-        try:
-            file = open(self.path, "rb")  # noqa: SIM115 (opened here to name a missing file)
-        except FileNotFoundError as error:
+    def _lines(self) -> Iterator[bytes]:
+        if not self.path.exists():
             raise UserError(
                 f"{self.path}: no such file, so nothing shows whether a log was cut or removed.",
                 fix="give the path of the heads.jsonl that was kept, or verify without heads",
-            ) from error
-        with file:
-            for data in file:
-                try:
-                    yield msgspec.json.decode(data, type=Head)
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    # The end of a file that was just begun is torn, which says nothing about it.
-                    if data.endswith(b"\n"):
-                        yield None
+            )
+        with open_regular(self.path) as file:
+            while data := file.readline(_MAX_LINE_BYTES):
+                yield data
+
+
+def _decode(data: bytes) -> Head | None:
+    """None for what is no head."""
+    try:
+        return msgspec.json.decode(data, type=Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

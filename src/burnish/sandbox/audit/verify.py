@@ -1,4 +1,4 @@
-"""Reading logs back, and finding what was done to them.
+"""Reading a log back, and finding what was done to it. Of several, see `directory.py`.
 
 What is found, and how:
 
@@ -6,19 +6,17 @@ What is found, and how:
     removed lines     the numbers jump
     reordered lines   a number comes that is not next
     cut end           only by a head: a log without `destroy` may be of a living or killed box
-    removed log       only by a head
+    put-in log        only by heads: a log of two lines or more has sent one
     torn tail         bytes after the last newline: what a crash leaves, no sign of tampering
 """
 
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
 
 from burnish.core.errors import UserError
 from burnish.core.records import Record
+from burnish.sandbox.archive.compression import open_regular
 from burnish.sandbox.audit.events import (
     GENESIS,
     MAX_LINE_BYTES,
@@ -29,7 +27,7 @@ from burnish.sandbox.audit.events import (
     decode,
     digest,
 )
-from burnish.sandbox.audit.heads import HEADS, Head, Heads
+from burnish.sandbox.audit.heads import Head
 
 
 class Problem(StrEnum):
@@ -47,6 +45,14 @@ class Problem(StrEnum):
     """The whole log is gone."""
     ORPHAN = "orphan"
     """A fork whose parent's log has no such line."""
+    FOREIGN = "foreign"
+    """Heads were kept, none of them of this log, which sends one with its first line."""
+    COPY = "copy"
+    """Another log has the same first line, which no two boxes share."""
+    UNREADABLE = "unreadable"
+    """What has the name of a log cannot be read as a file."""
+    HEADS = "heads"
+    """Lines of the file of heads are none: what they said of a log is lost."""
 
 
 class Finding(Record, frozen=True, kw_only=True):
@@ -91,7 +97,7 @@ def read(path: Path) -> Iterator[Line]:
     Raises:
         UserError: the file is missing, or a line is not one of a log.
     """
-    for number, data in enumerate(_whole_lines(path), start=1):
+    for number, data in enumerate(whole_lines(path), start=1):
         try:
             yield decode(data)
         except ValueError as error:
@@ -104,14 +110,18 @@ def read(path: Path) -> Iterator[Line]:
 def verify(path: Path, heads: list[Head] | None = None) -> Report:
     """Check one log, against its own chain and the heads that were kept of it.
 
+    Args:
+        path: the log.
+        heads: those of this log; None if there is no file of heads.
+
     Raises:
         UserError: the file cannot be read.
     """
     check = _Check()
-    for data in _whole_lines(path):
+    for data in whole_lines(path):
         if not check.take(data):
             break
-    finding = check.finding or _against_heads(check.hashes, heads or [])
+    finding = check.finding or _against_heads(check.hashes, heads)
     if finding is None and not check.hashes:
         finding = Finding(problem=Problem.CUT, line=0, detail="no line is left")
     num_good = len(check.hashes) if finding is None else max(0, finding.line - 1)
@@ -129,30 +139,6 @@ def verify(path: Path, heads: list[Head] | None = None) -> Report:
         num_lost=check.num_lost,
         anchored=finding is None and confirmed,
     )
-
-
-def verify_all(directory: Path, heads: Path | None = None) -> tuple[Report, ...]:
-    """Check all logs below a directory, that none is missing, and that forks have parents.
-
-    Args:
-        directory: what `AuditedPool` was given.
-        heads: the file of heads; by default the one in the directory, if it is there.
-
-    Raises:
-        UserError: there is no such directory, or no such file of heads.
-    """
-    if not directory.is_dir():
-        raise UserError(f"{directory}: no such directory.", fix="give the directory of the logs")
-    place = heads or directory / HEADS
-    known = Heads(place, directory).read() if heads or place.exists() else {}
-    paths = {
-        path.relative_to(directory).as_posix(): path
-        for path in sorted(directory.rglob("*.jsonl"))
-        if path.name != HEADS
-    }
-    reports = [verify(path, known.get(name)) for name, path in paths.items()]
-    reports += [_missing(directory / name) for name in sorted(known.keys() - paths.keys())]
-    return tuple(_with_parents(reports))
 
 
 class _Check:
@@ -219,12 +205,18 @@ class _Check:
         return None
 
 
-def _against_heads(hashes: list[str], heads: list[Head]) -> Finding | None:
+def _against_heads(hashes: list[str], heads: list[Head] | None) -> Finding | None:
     """The earliest line that a head contradicts.
 
     A chain that fits together but not a head was written anew from some line after the last head
     that it fits.
     """
+    if heads is None:
+        return None
+    if not heads and len(hashes) > 1:
+        # With one line its owner may have been killed before the head was sent.
+        detail = "no head was kept of it: renamed, copied or put here by somebody"
+        return Finding(problem=Problem.FOREIGN, line=0, detail=detail)
     num_confirmed = 0
     for head in sorted(heads, key=lambda head: head.number):
         if head.number >= len(hashes):
@@ -237,65 +229,13 @@ def _against_heads(hashes: list[str], heads: list[Head]) -> Finding | None:
     return None
 
 
-def _missing(path: Path) -> Report:
-    finding = Finding(problem=Problem.MISSING, line=0, detail="heads were kept, the log is gone")
-    return Report(
-        path=str(path),
-        ok=False,
-        finding=finding,
-        box=None,
-        num_lines=0,
-        head=GENESIS,
-        ended=False,
-        torn_tail=False,
-        num_lost=0,
-        anchored=False,
-    )
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Lines that end in a newline. One that is longer than any of ours is cut, so it is not one.
 
-
-class _Parent(NamedTuple):
-    box: str
-    hash: str
-
-
-def _with_parents(reports: list[Report]) -> Iterator[Report]:
-    """Mark forks whose parent has no line with the hash that they begin with."""
-    wanted: dict[str, _Parent] = {}
-    known: set[_Parent] = set()
-    for report in reports:
-        if report.num_lines == 0:
-            continue
-        first = next(read(Path(report.path)))
-        if isinstance(first.event, Created) and first.event.parent is not None:
-            wanted[report.path] = _Parent(first.event.parent, first.prev)
-    parents = {parent.box for parent in wanted.values()}
-    for report in reports:
-        if report.box in parents:
-            lines = list(_whole_lines(Path(report.path)))[: report.num_lines]
-            known.update(_Parent(report.box, digest(data)) for data in lines)
-    for report in reports:
-        parent = wanted.get(report.path)
-        if report.ok and parent is not None and parent not in known:
-            detail = f"no log of box {parent.box} has the line that it was forked at"
-            finding = Finding(problem=Problem.ORPHAN, line=1, detail=detail)
-            yield _replaced(report, finding)
-        else:
-            yield report
-
-
-def _replaced(report: Report, finding: Finding) -> Report:
-    return msgspec.structs.replace(report, ok=False, finding=finding)
-
-
-def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Lines that end in a newline. One that is longer than any of ours is cut, so it is not one."""
-    try:
-        file = open(path, "rb")  # noqa: SIM115 (opened here to name a file that cannot be read)
-    except OSError as error:
-        raise UserError(
-            f"{path}: {error.strerror}.", fix="give the path of an audit log"
-        ) from error
-    with file:
+    Raises:
+        UserError: the file cannot be read.
+    """
+    with open_regular(path) as file:
         while data := file.readline(MAX_LINE_BYTES):
             if data.endswith(b"\n"):
                 yield data[:-1]
@@ -306,7 +246,7 @@ def _whole_lines(path: Path) -> Iterator[bytes]:
 
 
 def _has_torn_tail(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, 2)
         if size == 0:
             return False

@@ -16,6 +16,7 @@ from burnish.sandbox.archive.tree_writer import TreeWriter
 from burnish.sandbox.archive.whiteouts import Hidden, read_mark
 from burnish.sandbox.images.layout import Descriptor, Layout, RunSettings
 from burnish.sandbox.images.manifest import Settings
+from burnish.sandbox.images.running import check_user
 from burnish.sandbox.images.unpacking import Unpacked, image_rules
 
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^\0]*)", re.DOTALL)
@@ -53,7 +54,12 @@ def unpack_image(layout: Layout, tag: str | None, tree_fd: int, limits: ArchiveL
 
 
 def read_settings(config: RunSettings) -> Settings:
-    """Settings as boxes can have them: variables with odd names are left out."""
+    """Settings as boxes can have them: variables with odd names are left out.
+
+    Raises:
+        ValueError: it runs as nobody that there can be.
+    """
+    check_user(config.user or "")
     matches = [_VARIABLE.fullmatch(line) for line in config.env or []]
     workdir = config.working_dir or ""
     return Settings(

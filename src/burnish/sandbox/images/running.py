@@ -12,6 +12,8 @@ from burnish.sandbox.images.base import ImageRoot
 
 _MAX_TABLE_BYTES = 2**20
 _MAX_ID = 2**32 - 2
+_MAX_ID_DIGITS = len(str(_MAX_ID))
+_MAX_USER_CHARS = 512
 # Every box has these, whatever its image holds.
 _ALWAYS_THERE = (WORK, "/tmp")
 
@@ -47,6 +49,17 @@ def check_workdir(image: ImageRoot | None) -> None:
     )
 
 
+def check_user(user: str) -> None:
+    """Refuse what no image can run as, whatever its tables say.
+
+    Raises:
+        ValueError: a number that is no id, or more than names have.
+    """
+    numbers = filter(_is_digits, user.split(":", 1))
+    if len(user) > _MAX_USER_CHARS or not all(map(_is_id, numbers)):
+        raise ValueError(f"it runs as user {user[:100]!r}, which nobody can be")
+
+
 def image_user(image: ImageRoot) -> ImageUser:
     """As container engines read it: NAME or UID, and after a colon GROUP or GID; else root.
 
@@ -57,29 +70,42 @@ def image_user(image: ImageRoot) -> ImageUser:
         return ImageUser(0, 0)
     user, _, group = image.user.partition(":")
     gid = 0
-    if not user.isdecimal():
+    if not _is_digits(user):
         fields = _find(image, "passwd", user, 4)
         uid, gid = int(fields[2]), int(fields[3])
     else:
-        uid = int(user)
-    if group.isdecimal():
-        gid = int(group)
+        uid = _id(image, user)
+    if _is_digits(group):
+        gid = _id(image, group)
     elif group:
         gid = int(_find(image, "group", group, 3)[2])
-    if max(uid, gid) > _MAX_ID:
-        raise UserError(
-            f"image {image.name} runs as user {image.user[:100]!r}, a number that is none.",
-            fix=f"burnish sandbox image add {image.name} PATH, of an image that is whole",
-        )
     return ImageUser(uid, gid)
 
 
+def _id(image: ImageRoot, digits: str) -> int:
+    if _is_id(digits):
+        return int(digits)
+    raise UserError(
+        f"image {image.name} runs as user {image.user[:100]!r}, a number that is none.",
+        fix=f"burnish sandbox image add {image.name} PATH, of an image that is whole",
+    )
+
+
+def _is_digits(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _is_id(text: str) -> bool:
+    """Python itself refuses to read numbers of thousands of digits."""
+    return _is_digits(text) and len(text) <= _MAX_ID_DIGITS and int(text) <= _MAX_ID
+
+
 def _find(image: ImageRoot, table: str, name: str, num_fields: int) -> list[str]:
-    """The line of a name in a table of the image; the fields from the third on are numbers."""
+    """The line of a name in a table of the image; the fields from the third on are ids."""
     for line in _read(image.root, table).splitlines():
         fields = line.split(":")
         numbers = fields[2:num_fields]
-        whole = len(fields) >= num_fields and all(number.isdecimal() for number in numbers)
+        whole = len(fields) >= num_fields and all(map(_is_id, numbers))
         if whole and fields[0] == name:
             return fields
     raise UserError(

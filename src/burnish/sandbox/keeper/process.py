@@ -22,7 +22,7 @@ from burnish.core.boxes import ExecResult, Limits, Usage
 from burnish.sandbox.cgroup_files import Counters, Counting
 from burnish.sandbox.keeper.children import readable
 from burnish.sandbox.keeper.pipes import Capture, read_now
-from burnish.sandbox.outcome import Cause, Evidence, classify
+from burnish.sandbox.outcome import Cause, Evidence, classify, cpu_used_up
 from burnish.sandbox.proctree import TreeUsage
 
 T = TypeVar("T")
@@ -106,6 +106,7 @@ class Run:
         self._before = command.group.counters() if command.group else Counters(None, 0, 0)
         self._pids_refused = 0
         self._peak_sampled = 0
+        self._cpu_sampled_s = 0.0
         self._status = 0
 
     async def result(self) -> ExecResult:
@@ -187,6 +188,7 @@ class Run:
     def _over_sampled(self, usage: TreeUsage) -> Cause | None:
         limits = self._command.limits
         self._peak_sampled = max(self._peak_sampled, usage.memory_bytes)
+        self._cpu_sampled_s = max(self._cpu_sampled_s, usage.cpu_s)
         # Process 1 of the box is in the sum.
         self._pids_refused += usage.num_tasks - 1 >= limits.num_pids
         if usage.memory_bytes > limits.memory_bytes:
@@ -217,6 +219,7 @@ class Run:
                 pids_refused=refused,
                 disk_full=command.disk_full(),
                 stderr=stderr,
+                cpu_used_up=cpu_used_up(max(cpu_s, self._cpu_sampled_s), command.limits.cpu_s),
             )
         )
         peak = command.group.peak_memory_bytes() if command.group else None

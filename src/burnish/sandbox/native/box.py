@@ -366,10 +366,11 @@ class LiveBox:
             cancelled = await insist(self._lock.acquire)
             try:
                 await self._destroy()
+                if cancelled is not None:
+                    raise cancelled
             finally:
                 self._lock.release()
-        if cancelled is not None:
-            raise cancelled
+                del cancelled
 
     async def _destroy(self) -> None:
         self._gone = self._gone or "the box was destroyed"
@@ -381,8 +382,7 @@ class LiveBox:
             station.let_go(hold)
             resolve(done, None)
 
-        init, self._init = self._init, None
-        making, self._next = self._next, None
+        init, making, self._init, self._next = self._init, self._next, None, None
         if init is None:
             assert making is not None
             try:

@@ -383,11 +383,14 @@ async def _all(
 ) -> None:
     """Take a step that may be repeated with all boxes at once, although we are being cancelled."""
     cancelled = None
-    if len(boxes) > 1:
-        tasks = [asyncio.ensure_future(step(box)) for box in boxes]
-        cancelled = await insist(lambda: asyncio.wait(tasks))
-    for box in boxes:
-        # A task that is cancelled before it begins, as by a loop that is closed, does nothing.
-        cancelled = await insist(partial(step, box)) or cancelled
-    if cancelled is not None:
-        raise cancelled
+    try:
+        if len(boxes) > 1:
+            tasks = [asyncio.ensure_future(step(box)) for box in boxes]
+            cancelled = await insist(lambda: asyncio.wait(tasks))
+        for box in boxes:
+            # A task that is cancelled before it begins, as by a loop that is closed, does nothing.
+            cancelled = await insist(partial(step, box)) or cancelled
+        if cancelled is not None:
+            raise cancelled
+    finally:
+        del cancelled

@@ -19,11 +19,12 @@ from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.commands import WORK
 from burnish.sandbox.memory_files import sealed
 from burnish.sandbox.native import wire
-from burnish.sandbox.native.gauge import Gauge
+from burnish.sandbox.native.gauge import Gauge, Totals
 from burnish.sandbox.native.init import GRACE_S, Init
 from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, Ending, Flag, Op
 from burnish.sandbox.native.wire import BadReply, Exited
-from burnish.sandbox.outcome import Cause, Seen, judge
+from burnish.sandbox.outcome import Cause, Seen, cpu_used_up, judge
+from burnish.sandbox.outcome import Ending as Verdict
 
 # Watching two pipes costs 80 us, and with all processors busy most commands still end before this.
 _FIRST_LOOK_S = 0.005
@@ -171,15 +172,19 @@ class Run:
 
     async def _until_end(self) -> None:
         cancelled: asyncio.CancelledError | None = None
-        while self._exited is None and not self._trouble:
-            try:
-                await self._wake
-            except asyncio.CancelledError as error:
-                cancelled = error
-                self._wake = self._loop.create_future()
-                self._init.end_command()
-        if cancelled is not None:
-            raise cancelled
+        try:
+            while self._exited is None and not self._trouble:
+                try:
+                    await self._wake
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self._wake = self._loop.create_future()
+                    self._init.end_command()
+            if cancelled is not None:
+                raise cancelled
+        finally:
+            # It holds this frame, which holds all output so far; see `uninterrupted`.
+            del cancelled
 
     def _on_reply(self) -> None:
         data = self._init.receive()
@@ -268,22 +273,10 @@ class Run:
                 oom_kills=oom_kills,
                 pids_refused=pids_refused,
                 disk_full=exit_code != 0 and self._disk_full(),
+                cpu_used_up=cpu_used_up(totals.cpu_s, self._request.limits.cpu_s),
             )
         )
-        return ExecResult(
-            status=ending.status,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
-            stdout=stdout,
-            stderr=stderr,
-            truncated=self._out.cut or self._err.cut,
-            usage=Usage(
-                wall_s=exited.wall_s,
-                cpu_s=totals.cpu_s,
-                peak_memory_bytes=totals.peak_memory_bytes,
-            ),
-            message=ending.message,
-        )
+        return self._told(ending, exited.wall_s, totals, stdout, stderr)
 
     def _disk_full(self) -> bool:
         room = self._init.room()
@@ -296,19 +289,25 @@ class Run:
             return infra_error(self._trouble)
         cut = self._out.cut or self._err.cut
         ending = judge(Seen(Cause.MEMORY, None, 9, cut, totals.oom_kills, 0, False))
+        wall_s = self._request.limits.wall_s + GRACE_S + time.monotonic() - self._deadline_s
+        return self._told(ending, wall_s, totals, stdout, stderr)
+
+    def _told(
+        self, verdict: Verdict, wall_s: float, totals: Totals, stdout: bytes, stderr: bytes
+    ) -> ExecResult:
         return ExecResult(
-            status=ending.status,
-            exit_code=None,
-            signal=ending.signal,
+            status=verdict.status,
+            exit_code=verdict.exit_code,
+            signal=verdict.signal,
             stdout=stdout,
             stderr=stderr,
-            truncated=cut,
+            truncated=self._out.cut or self._err.cut,
             usage=Usage(
-                wall_s=self._request.limits.wall_s + GRACE_S + time.monotonic() - self._deadline_s,
+                wall_s=wall_s,
                 cpu_s=totals.cpu_s,
                 peak_memory_bytes=totals.peak_memory_bytes,
             ),
-            message=ending.message,
+            message=verdict.message,
         )
 
 

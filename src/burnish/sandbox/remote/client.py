@@ -89,7 +89,7 @@ class RemotePool:
     def capabilities(self) -> Capabilities:
         """What boxes can do there, as far as the wire has words for it."""
         inner = self._info.capabilities
-        features = inner.features - {Feature.PROCESSES}
+        features = inner.features - {Feature.PROCESSES, Feature.WARM_PYTHON}
         return msgspec.structs.replace(inner, backend=f"remote {inner.backend}", features=features)
 
     def acquire(

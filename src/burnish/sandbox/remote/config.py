@@ -35,8 +35,23 @@ class ServeConfig(Config):
     """All kept answers together; beyond, the oldest are forgotten."""
     max_request_bytes: int = Field(default=128 * 2**20, ge=2**10)
     """One message."""
+    max_stdout_bytes: int = Field(default=64 * 2**20, ge=2**10)
+    """The most that a command may ask to be kept of each of stdout and stderr."""
+    max_outputs_bytes: int = Field(default=2 * 2**30, ge=2**12)
+    """Both streams of all commands that run, by their limits, half of it of one named user; what
+    does not fit waits."""
     max_file_bytes: int = Field(default=8 * 2**30, ge=2**10)
-    """One uploaded tar."""
+    """One tar, imported or exported."""
+    max_files_bytes: int = Field(default=32 * 2**30, ge=2**10)
+    """All files that are on their way between clients and boxes, half of it of one named user."""
+    head_s: float = Field(default=10.0, gt=0)
+    """A connection on which no whole head of a request comes for so long is closed; one whose
+    client has shown its token may idle between requests."""
+    stall_s: float = Field(default=30.0, gt=0)
+    """So is one on which nothing more of a body comes."""
+    max_connections: int | None = Field(default=None, ge=2)
+    """At once, half of them of one named user; None: what the limit of open files leaves beside
+    the boxes."""
     max_waiting: int = Field(default=1000, ge=1)
     """Requests for boxes that may wait; more are turned away, and come back."""
     max_waiting_per_client: int = Field(default=500, ge=1)

@@ -120,6 +120,13 @@ def stop() -> bool:
         return True
 
 
+def has_died() -> bool:
+    """Whether the last daemon was killed: one that ends takes its socket with it."""
+    # Under the lock for the same reason as below.
+    with _lock():
+        return (runtime_folder() / SOCKET).is_socket() and _peer() is None
+
+
 def remove_dead_socket() -> Path | None:
     """What a killed daemon left; None if there is nothing of that kind."""
     path = runtime_folder() / SOCKET

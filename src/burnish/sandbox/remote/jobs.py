@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from burnish.core.clock import Clock
 from burnish.core.errors import one_line
 from burnish.core.records import Record
-from burnish.sandbox.remote.messages import Pending, ProblemKind, encode
+from burnish.sandbox.remote.messages import Boxes, BoxInfo, Pending, ProblemKind, encode
 from burnish.sandbox.remote.problems import EXPECTED, Refused, http_status, problem_of
 
 _LOG = logging.getLogger(__name__)
@@ -48,14 +48,8 @@ class Job:
         self.num_waiters = 0
         self.since_s = now_s
         """When it was left alone, or finished."""
-
-    @property
-    def result(self) -> Record | None:
-        """What came of it; None while it runs, and if it failed."""
-        task = self.task
-        if task is None or not task.done() or task.cancelled() or task.exception():
-            return None
-        return task.result()
+        self.made: tuple[str, ...] = ()
+        """Boxes that came of it."""
 
 
 class Jobs:
@@ -140,9 +134,7 @@ class Jobs:
         try:
             if job.reply is None and job.task is not None:
                 await asyncio.wait((job.task,), timeout=limit_s)
-                # The callback that sets the answer may stand behind us in the loop's queue.
-                if job.task.done():
-                    self._finish(job, job.task)
+                self._finish_if_done(job)
         except asyncio.CancelledError:
             if self._hang_up_ends and job.num_waiters == 1 and job.task is not None:
                 job.task.cancel()
@@ -160,8 +152,10 @@ class Jobs:
             self._bury(request_id)
         elif job.owner.session != session:
             return None
-        elif job.task is not None:
-            job.task.cancel()
+        else:
+            self._finish_if_done(job)
+            if job.task is not None:
+                job.task.cancel()
         return job
 
     async def cancel_all(self, *, box: str | None = None, session: str | None = None) -> None:
@@ -195,10 +189,18 @@ class Jobs:
                 break
             del self._tombstones[name]
 
+    def _finish_if_done(self, job: Job) -> None:
+        """The callback that sets the answer may stand behind us in the loop's queue."""
+        if job.task is not None and job.task.done():
+            self._finish(job, job.task)
+
     def _finish(self, job: Job, task: asyncio.Task[Record]) -> None:
         if job.reply is not None:
             return
         job.reply = _reply_of(task)
+        job.made = _boxes_of(task)
+        # It has the result, which is as large as the answer.
+        job.task = None
         job.since_s = self._clock.now_s()
         self._kept_bytes += len(job.reply.body)
         # Finished jobs stand in the order of their starts, which is near enough to their age.
@@ -216,6 +218,18 @@ class Jobs:
 
     def _bury(self, request_id: str) -> None:
         self._tombstones[request_id] = self._clock.now_s()
+
+
+def _boxes_of(task: asyncio.Task[Record]) -> tuple[str, ...]:
+    if task.cancelled() or task.exception() is not None:
+        return ()
+    match task.result():
+        case BoxInfo(id=box):
+            return (box,)
+        case Boxes(boxes=boxes):
+            return tuple(box.id for box in boxes)
+        case _:
+            return ()
 
 
 def _reply_of(task: asyncio.Task[Record]) -> Reply:

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from burnish.core.boxes import SandboxPool
@@ -18,15 +17,19 @@ from burnish.core.clock import Clock, SystemClock
 from burnish.core.records import Record
 from burnish.sandbox.places import Places
 from burnish.sandbox.remote import messages as m
+from burnish.sandbox.remote.answers import answer, check_version, problem, reply
 from burnish.sandbox.remote.config import ServeConfig
-from burnish.sandbox.remote.jobs import Jobs, Owner, Reply
+from burnish.sandbox.remote.door import visit_of
+from burnish.sandbox.remote.jobs import Jobs, Owner
 from burnish.sandbox.remote.leases import Leases
 from burnish.sandbox.remote.messages import ProblemKind
-from burnish.sandbox.remote.problems import EXPECTED, Refused, http_status, problem_of
+from burnish.sandbox.remote.outputs import Outputs
+from burnish.sandbox.remote.problems import EXPECTED, Refused
 from burnish.sandbox.remote.senders import Senders
 from burnish.sandbox.remote.spool import Spool
 from burnish.sandbox.remote.tenants import Owner as BoxOwner
 from burnish.sandbox.remote.tenants import Tenant, Tenants, close_pool
+from burnish.sandbox.remote.visitors import Visit, Visitors
 from burnish.sandbox.remote.work import Worker
 from burnish.telemetry import prometheus
 
@@ -76,6 +79,8 @@ class SandboxServer:
                 max_waiting_per_client=config.max_waiting_per_client,
             ),
         )
+        self.visitors = Visitors(self._clock, head_s=config.head_s, stall_s=config.stall_s)
+        """Its connections."""
         self._leases = Leases(self._clock, config.lease_s)
         self._jobs = Jobs(
             self._clock,
@@ -84,8 +89,9 @@ class SandboxServer:
             keep_bytes=config.keep_bytes,
             hang_up_ends=config.hang_up_ends,
         )
-        self._spool = Spool(self._clock, config.max_file_bytes)
-        self._worker = Worker(self._tenants, self._spool, self._info)
+        self._spool = Spool(self._clock, config.max_file_bytes, config.max_files_bytes)
+        outputs = Outputs(config.max_stdout_bytes, config.max_outputs_bytes)
+        self._worker = Worker(self._tenants, self._spool, outputs, self._info)
         self.idle = asyncio.Event()
         """Set when there was no box for `idle_exit_s`."""
 
@@ -128,6 +134,7 @@ class SandboxServer:
             self._num_expired += len(gone)
             await self._destroy_all(session)
         self._jobs.tend()
+        self.visitors.tend()
         self._spool.tend()
         if len(self._tenants) or self._jobs.num_running:
             self._busy_s = self._clock.now_s()
@@ -169,20 +176,29 @@ class SandboxServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        visit = visit_of(request)
+        if visit is None:
+            raise web.HTTPBadRequest(reason="the client is gone")
+        with self.visitors.asking(visit, lambda: _may_send(request)):
+            return await self._respond(request, handler, visit)
+
+    async def _respond(
+        self, request: web.Request, handler: Handler, visit: Visit
+    ) -> web.StreamResponse:
         try:
             if request.path != "/health":
-                self._user(request)
-            _check_version(request)
+                self.visitors.know(visit, self._user(request))
+            check_version(request)
             response = await handler(request)
         except web.HTTPRequestEntityTooLarge:
             most = self._config.max_request_bytes
             what = f"the request has more than {most} bytes, the most that this server takes"
-            response = _problem(request, Refused(ProblemKind.TOO_LARGE, what))
+            response = problem(request, Refused(ProblemKind.TOO_LARGE, what))
         except web.HTTPException as error:
             what = f"{request.method} {request.path[:100]}: {error.reason}"
-            response = _problem(request, Refused(ProblemKind.MALFORMED, what))
+            response = problem(request, Refused(ProblemKind.MALFORMED, what))
         except EXPECTED as error:
-            response = _problem(request, error)
+            response = problem(request, error)
         response.headers[m.API_HEADER] = str(m.API_VERSION)
         return response
 
@@ -223,7 +239,7 @@ class SandboxServer:
             raise Refused(ProblemKind.NO_REQUEST, "the server is stopping")
         digest = hashlib.blake2b(request.path.encode() + b"\n" + body, digest_size=16).digest()
         job = self._jobs.start(request_id, digest, Owner(session, box), work)
-        return _reply(await self._jobs.wait(job, self._config.poll_s))
+        return reply(await self._jobs.wait(job, self._config.poll_s))
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
@@ -263,27 +279,22 @@ class SandboxServer:
     async def _use(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         box, verb = request.match_info["box"], request.match_info["verb"]
-        work = self._worker.prepare(box, self._user(request), verb, body)
+        work = self._worker.prepare(box, self._owner(request), verb, body)
         return await self._run(request, box, body, work)
 
     async def _poll(self, request: web.Request) -> web.StreamResponse:
         job = self._jobs.find(request.match_info["request"], self._session(request))
-        return _reply(await self._jobs.wait(job, self._config.poll_s))
+        return reply(await self._jobs.wait(job, self._config.poll_s))
 
     async def _cancel(self, request: web.Request) -> web.StreamResponse:
         request_id = request.match_info["request"]
         if not _NAME.fullmatch(request_id):
             raise m.Malformed("no request id")
         job = self._jobs.cancel(request_id, self._session(request))
-        if job is not None and job.result is not None:
-            # It was done already, and nobody will know of the boxes that it made.
-            match job.result:
-                case m.BoxInfo():
-                    await asyncio.shield(self._destroy_one(job.result.id))
-                case m.Boxes():
-                    for info in job.result.boxes:
-                        await asyncio.shield(self._destroy_one(info.id))
-        return _answer(request, m.Done())
+        # It may be done already, and then nobody will know of the boxes that it made.
+        for box in job.made if job is not None else ():
+            await asyncio.shield(self._destroy_one(box))
+        return answer(request, m.Done())
 
     # Boxes and sessions
 
@@ -293,7 +304,7 @@ class SandboxServer:
             self._tenants.get(box, user)
             # Not to be stopped by a client that leaves.
             await asyncio.shield(self._destroy_one(box))
-        return _answer(request, m.Done())
+        return answer(request, m.Done())
 
     async def _destroy_one(self, box: str) -> None:
         await self._jobs.cancel_all(box=box)
@@ -302,23 +313,24 @@ class SandboxServer:
     async def _destroy_all(self, session: str) -> None:
         await self._jobs.cancel_all(session=session)
         await self._tenants.end_session(session)
+        self._spool.release(session)
 
     async def _end_session(self, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         await asyncio.shield(self._destroy_all(session))
         self._leases.drop(session)
-        return _answer(request, m.Done())
+        return answer(request, m.Done())
 
     async def _heartbeat(self, request: web.Request) -> web.StreamResponse:
         self._session(request)
-        return _answer(request, self._stats())
+        return answer(request, self._stats())
 
     # Files
 
     async def _upload(self, request: web.Request) -> web.StreamResponse:
-        self._session(request)
-        name = await self._spool.receive(request.content.iter_chunked(2**20))
-        return _answer(request, m.Uploaded(file=name))
+        owner = self._owner(request)
+        name = await self._spool.receive(owner, request.content.iter_chunked(2**20))
+        return answer(request, m.Uploaded(file=name))
 
     async def _download(self, request: web.Request) -> web.StreamResponse:
         self._session(request)
@@ -327,12 +339,12 @@ class SandboxServer:
     async def _remove_file(self, request: web.Request) -> web.StreamResponse:
         self._session(request)
         self._spool.remove(request.match_info["file"])
-        return _answer(request, m.Done())
+        return answer(request, m.Done())
 
     # What it tells of itself
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return _answer(request, m.Health(api=m.API_VERSION))
+        return answer(request, m.Health(api=m.API_VERSION))
 
     async def _metrics(self, _: web.Request) -> web.StreamResponse:
         families = self._worker.observed.families(self._stats(), self._pool)
@@ -347,14 +359,14 @@ class SandboxServer:
             lease_s=self._config.lease_s,
             max_request_bytes=self._config.max_request_bytes,
         )
-        return _answer(request, info)
+        return answer(request, info)
 
     async def _show_stats(self, request: web.Request) -> web.StreamResponse:
-        return _answer(request, self._stats())
+        return answer(request, self._stats())
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
         infos = tuple(map(self._info, self._tenants.seen_by(self._user(request))))
-        return _answer(request, m.Boxes(boxes=infos))
+        return answer(request, m.Boxes(boxes=infos))
 
     def _info(self, tenant: Tenant) -> m.BoxInfo:
         left_s = self._leases.left_s(tenant.owner.session)
@@ -371,24 +383,7 @@ class SandboxServer:
         )
 
 
-def _check_version(request: web.Request) -> None:
-    found = re.match(r"/v(\d{1,6})/", request.path)
-    if found and int(found[1]) != m.API_VERSION:
-        what = f"the server speaks version {m.API_VERSION} of the interface, not {found[1]}"
-        raise Refused(ProblemKind.VERSION, what)
-
-
-def _reply(reply: Reply) -> web.Response:
-    return web.Response(status=reply.status, body=reply.body, content_type=m.CONTENT_TYPE)
-
-
-def _answer(request: web.Request, message: Record, status: int = 200) -> web.Response:
-    if m.CONTENT_TYPE in request.headers.get("Accept", ""):
-        return _reply(Reply(status, m.encode(message)))
-    text = msgspec.json.encode(message) + b"\n"
-    return web.Response(status=status, body=text, content_type="application/json")
-
-
-def _problem(request: web.Request, error: BaseException) -> web.Response:
-    problem = problem_of(error)
-    return _answer(request, problem, http_status(problem))
+def _may_send(request: web.Request) -> bool:
+    """A part of the body is still to come, and we do not keep the client from sending it."""
+    transport = request.transport
+    return transport is not None and transport.is_reading() and not request.content.is_eof()

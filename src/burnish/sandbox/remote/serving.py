@@ -19,6 +19,7 @@ from burnish.core.clock import Clock
 from burnish.core.disk import require_regular
 from burnish.core.errors import UserError
 from burnish.sandbox.remote.config import ServeConfig
+from burnish.sandbox.remote.door import open_door, room_for_connections
 from burnish.sandbox.remote.server import SandboxServer
 from burnish.sandbox.remote.token_file import TOKEN_FIX, read_tokens
 
@@ -92,8 +93,11 @@ async def listening(
     )
     try:
         await runner.setup()
-        await web.SockSite(runner, sock, ssl_context=context).start()
-        yield url, server
+        assert runner.server is not None
+        visitors = server.visitors
+        visitors.most = config.max_connections or room_for_connections()
+        async with open_door(sock, runner.server, visitors, context, config.head_s):
+            yield url, server
     finally:
         await runner.cleanup()
         sock.close()

@@ -179,8 +179,10 @@ class Tenants:
             owner, request, count, lambda: self._pool.acquire(request.image, policy)
         )
 
-    async def fork(self, parent: Tenant, count: int, snapshot_id: str | None) -> list[Tenant]:
-        """Boxes that start alike: all of them, or none.
+    async def fork(
+        self, owner: Owner, parent: Tenant, count: int, snapshot_id: str | None
+    ) -> list[Tenant]:
+        """Boxes that start alike: all of them, or none. They are whose who asks for them.
 
         Raises:
             ValueError: more than there are.
@@ -194,16 +196,16 @@ class Tenants:
             keeper = f"fork {secrets.token_hex(_ID_BYTES)}"
             self._snapshots.keep(snapshot, box, keeper, parent.owner.user)
             try:
-                return await self._fork(parent, box, count, snapshot)
+                return await self._fork(owner, parent, box, count, snapshot)
             finally:
                 await uninterrupted(asyncio.ensure_future(self._snapshots.release(keeper)))
-        return await self._fork(parent, box, count, snapshot)
+        return await self._fork(owner, parent, box, count, snapshot)
 
     async def _fork(
-        self, parent: Tenant, box: StatefulSandbox, count: int, snapshot: Snapshot
+        self, owner: Owner, parent: Tenant, box: StatefulSandbox, count: int, snapshot: Snapshot
     ) -> list[Tenant]:
         request = CreateBox(image=parent.image, policy=parent.policy, detached=parent.detached)
-        return await self._settle(parent.owner, request, count, lambda: _one_fork(box, snapshot))
+        return await self._settle(owner, request, count, lambda: _one_fork(box, snapshot))
 
     async def destroy(self, box_id: str) -> None:
         """End a box, if there is one; returns when it is gone."""

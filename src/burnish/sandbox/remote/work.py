@@ -3,35 +3,52 @@
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from burnish.core.boxes import ExecStatus, NetworkedSandbox
 from burnish.core.errors import UserError
 from burnish.core.records import Record
+from burnish.sandbox.files import check_limit
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.exposition import Observed
 from burnish.sandbox.remote.messages import ProblemKind
+from burnish.sandbox.remote.outputs import Outputs
 from burnish.sandbox.remote.problems import Refused
 from burnish.sandbox.remote.spool import Spool
-from burnish.sandbox.remote.tenants import Tenant, Tenants
+from burnish.sandbox.remote.tenants import Owner, Tenant, Tenants
 
 Work = Callable[[], Coroutine[Any, Any, Record]]
+
+
+class _Call(NamedTuple):
+    """What a verb works on."""
+
+    tenant: Tenant
+    owner: Owner
+    """Who asks: not always whose the box is."""
 
 
 class Worker:
     """Turns messages into calls of a box."""
 
-    def __init__(self, tenants: Tenants, spool: Spool, info: Callable[[Tenant], m.BoxInfo]) -> None:
+    def __init__(
+        self,
+        tenants: Tenants,
+        spool: Spool,
+        outputs: Outputs,
+        info: Callable[[Tenant], m.BoxInfo],
+    ) -> None:
         """Work on these boxes and files; `info` describes a box."""
+        self._outputs = outputs
         self._tenants = tenants
         self._spool = spool
         self._info = info
         self._num_running = 0
         self._num_commands = 0
         self.observed = Observed()
-        self._verbs: dict[str, tuple[type[Any], Callable[[Tenant, Any], Awaitable[Record]]]] = {
+        self._verbs: dict[str, tuple[type[Any], Callable[[_Call, Any], Awaitable[Record]]]] = {
             "exec": (m.Exec, self._exec),
             "write": (m.WriteFile, self._write),
             "read": (m.ReadFile, self._read),
@@ -44,22 +61,24 @@ class Worker:
             "import": (m.Import, self._import),
         }
 
-    def prepare(self, box: str, user: str, verb: str, body: bytes) -> Work:
-        """Check a request of a user; what is returned does it.
+    def prepare(self, box: str, owner: Owner, verb: str, body: bytes) -> Work:
+        """Check a request of a client; what is returned does it.
 
         Raises:
-            Refused: there is no such box or verb.
+            Refused: there is no such box or verb, or no command may have such limits here.
             Malformed: the body is not the message of this verb.
         """
         if verb not in self._verbs:
             raise Refused(ProblemKind.MALFORMED, f"boxes have no {verb[:40]!r}")
         kind, act = self._verbs[verb]
         message = m.decode(body, kind)
+        if isinstance(message, m.Exec):
+            self._outputs.check(message.limits)
 
         async def work() -> Record:
             # Looked up when it runs: a request that is sent again finds its answer even if the
             # box is gone by then.
-            return await act(self._tenants.get(box, user), message)
+            return await act(_Call(self._tenants.get(box, owner.user), owner), message)
 
         return work
 
@@ -76,7 +95,11 @@ class Worker:
             **others,
         )
 
-    async def _exec(self, tenant: Tenant, message: m.Exec) -> Record:
+    async def _exec(self, call: _Call, message: m.Exec) -> Record:
+        async with self._outputs.room(message.limits, call.owner.user):
+            return await self._exec_now(call.tenant, message)
+
+    async def _exec_now(self, tenant: Tenant, message: m.Exec) -> Record:
         self._num_running += 1
         self._num_commands += 1
         tenant.num_commands += 1
@@ -96,54 +119,56 @@ class Worker:
         self.observed.command_s.add(time.perf_counter() - begun_s)
         return result
 
-    async def _write(self, tenant: Tenant, message: m.WriteFile) -> Record:
-        await tenant.box.write_file(os.fsdecode(message.path), message.data)
+    async def _write(self, call: _Call, message: m.WriteFile) -> Record:
+        await call.tenant.box.write_file(os.fsdecode(message.path), message.data)
         return m.Done()
 
-    async def _read(self, tenant: Tenant, message: m.ReadFile) -> Record:
+    async def _read(self, call: _Call, message: m.ReadFile) -> Record:
         path = os.fsdecode(message.path)
-        return m.FileData(data=await tenant.box.read_file(path, message.limit_bytes))
+        check_limit(message.limit_bytes)
+        return m.FileData(data=await call.tenant.box.read_file(path, message.limit_bytes))
 
-    async def _set_allow(self, tenant: Tenant, message: m.SetAllow) -> Record:
-        policy = msgspec.structs.replace(tenant.policy, allow=message.allow)
-        await cast(NetworkedSandbox, tenant.box).set_allow(message.allow)
-        tenant.policy = policy
+    async def _set_allow(self, call: _Call, message: m.SetAllow) -> Record:
+        policy = msgspec.structs.replace(call.tenant.policy, allow=message.allow)
+        await cast(NetworkedSandbox, call.tenant.box).set_allow(message.allow)
+        call.tenant.policy = policy
         return m.Done()
 
-    async def _snapshot(self, tenant: Tenant, _: m.Done) -> Record:
-        snapshot = await self._tenants.stateful(tenant).snapshot()
-        self._tenants.remember(tenant, snapshot)
+    async def _snapshot(self, call: _Call, _: m.Done) -> Record:
+        snapshot = await self._tenants.stateful(call.tenant).snapshot()
+        self._tenants.remember(call.tenant, snapshot)
         return snapshot
 
-    async def _rollback(self, tenant: Tenant, message: m.Rollback) -> Record:
-        box = self._tenants.stateful(tenant)
-        snapshot = self._tenants.snapshot(tenant, message.snapshot)
+    async def _rollback(self, call: _Call, message: m.Rollback) -> Record:
+        box = self._tenants.stateful(call.tenant)
+        snapshot = self._tenants.snapshot(call.tenant, message.snapshot)
         assert snapshot is not None
         await box.rollback(snapshot)
         return m.Done()
 
-    async def _forget(self, tenant: Tenant, message: m.Forget) -> Record:
-        await self._tenants.forget(tenant, message.snapshot)
+    async def _forget(self, call: _Call, message: m.Forget) -> Record:
+        await self._tenants.forget(call.tenant, message.snapshot)
         return m.Done()
 
-    async def _fork(self, tenant: Tenant, message: m.Fork) -> Record:
-        made = await self._tenants.fork(tenant, message.count, message.snapshot)
+    async def _fork(self, call: _Call, message: m.Fork) -> Record:
+        made = await self._tenants.fork(call.owner, call.tenant, message.count, message.snapshot)
         return m.Boxes(boxes=tuple(map(self._info, made)))
 
-    async def _export(self, tenant: Tenant, message: m.Export) -> Record:
-        box = self._tenants.stateful(tenant)
-        snapshot = self._tenants.snapshot(tenant, message.snapshot)
-        name, path = self._spool.new()
+    async def _export(self, call: _Call, message: m.Export) -> Record:
+        box = self._tenants.stateful(call.tenant)
+        snapshot = self._tenants.snapshot(call.tenant, message.snapshot)
+        name, path = self._spool.new(call.owner)
         try:
             digest = await box.export_tar(path, snapshot)
             size = path.stat().st_size
+            self._spool.charge(name, size)
         except BaseException:
             self._spool.remove(name)
             raise
         return m.Exported(digest=digest, file=name, num_bytes=size)
 
-    async def _import(self, tenant: Tenant, message: m.Import) -> Record:
-        box = self._tenants.stateful(tenant)
+    async def _import(self, call: _Call, message: m.Import) -> Record:
+        box = self._tenants.stateful(call.tenant)
         path = self._spool.find(message.file)
         try:
             await box.import_tar(path)

@@ -1,7 +1,6 @@
 """Whether tiles (AMX) are used: what the machine, the build and the self-check say."""
 
 import ctypes
-import os
 import shutil
 import stat
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from emulated_tiles import emulated_library, emulated_path, emulation_problem
 
 from burnish.cli.machine import Status, _kernels
+from burnish.core.errors import UserError
 from burnish.model.kernels import build, library
 from burnish.model.kernels.library import Isa, kernels
 from burnish.model.kernels.tiles import self_check_problem
@@ -116,16 +116,14 @@ def test_tiles_are_used_only_if_granted_and_right_and_doctor_says_why_not(
 
 @needs_library
 @pytest.mark.skipif(kernels().isa is Isa.AMX, reason="this CPU has tiles")
-def test_asking_for_tiles_that_are_not_there_is_one_clear_line() -> None:
-    code = "from burnish.model.kernels.library import kernels; kernels()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"BURNISH_KERNELS": "amx"},
-        capture_output=True,
-        text=True,
-    )
-    last = done.stderr.strip().splitlines()[-1]
-    assert "BURNISH_KERNELS=amx is not possible here" in last
+def test_asking_for_tiles_that_are_not_there_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("BURNISH_KERNELS", "amx")
+    with pytest.raises(UserError, match="BURNISH_KERNELS=amx is not possible here") as found:
+        library._loaded.__wrapped__()
+    assert "unset BURNISH_KERNELS" in found.value.fix
+    assert "\n" not in str(found.value)
 
 
 @needs_library

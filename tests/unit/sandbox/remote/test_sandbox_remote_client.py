@@ -99,7 +99,7 @@ def proxy(served: Served, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_can_what_the_pool_behind_it_can(served: Served, connect: Connect) -> None:
     found, inner = connect(served.url).capabilities, served.pool.capabilities
     assert found.backend == "remote memory"
-    features = inner.features - {Feature.PROCESSES}  # the wire has no words for them
+    features = inner.features - {Feature.PROCESSES, Feature.WARM_PYTHON}  # the wire has no words
     assert (found.enforces, found.features) == (inner.enforces, features)
 
 

@@ -1,6 +1,8 @@
 """Each request runs once, and only as long as somebody waits for it."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -214,3 +216,24 @@ def test_waiting_ends_when_the_job_does() -> None:
         assert kinds == {ProblemKind.NO_REQUEST}
 
     with_jobs(use)
+
+
+def test_an_answer_is_kept_once() -> None:
+    async def use(jobs: Jobs, _: ManualClock) -> None:
+        work = Work()
+        job = jobs.start("request-1", b"d", OWNER, work)
+        assert job.task is not None
+        # It holds the result as an object beside the bytes of the answer.
+        task = weakref.ref(job.task)
+        work.go.set()
+        assert (await jobs.wait(job, 9)).status == 200
+        await settle()
+        assert jobs.find("request-1", OWNER.session) is job
+        assert task() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        with_jobs(use)
+    finally:
+        gc.enable()

@@ -156,6 +156,16 @@ def test_without_a_token_a_page_cannot_come_under_another_name(
     assert ask(served, "GET", "/v4/stats", Host="[::1]:1")[0] == 200
 
 
+@pytest.mark.parametrize("limit", [-1, 2**63, 2**64 - 1, -(2**63)])
+def test_a_limit_that_is_no_number_of_bytes_is_the_clients_mistake(
+    served: Served, limit: int
+) -> None:
+    box = create(served)
+    answer = use(served, box, "read", m.ReadFile(path=b"f", limit_bytes=limit), "request-2")
+    assert answer[0] == 400
+    assert "limit_bytes must be" in problem(answer).message
+
+
 def test_a_form_of_a_page_is_no_message(served: Served) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         answer = ask(served, "POST", "/v4/boxes", b"\x80", Content_Type=kind)
@@ -468,3 +478,11 @@ def test_the_end_of_a_server_tells_those_who_wait(serve: Callable[..., Served]) 
 
     assert problem(asyncio.run(main())).kind is ProblemKind.NO_REQUEST
     assert served.pool.num_cancelled == 1
+
+
+def test_an_upload_goes_with_its_session(served: Served) -> None:
+    name = m.decode(ask(served, "PUT", "/v4/files", b"a tar")[1], m.Uploaded).file
+    assert ask(served, "GET", f"/v4/files/{name}") == (200, b"a tar")
+    ask(served, "DELETE", "/v4/sessions")
+    gone = problem(ask(served, "GET", f"/v4/files/{name}"))
+    assert gone.kind is ProblemKind.NO_REQUEST

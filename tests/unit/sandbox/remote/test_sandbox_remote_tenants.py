@@ -57,8 +57,9 @@ def test_a_fork_that_is_cancelled_twice_leaves_nothing() -> None:
     async def main() -> None:
         tenants = Tenants(Pool(), ManualClock(), places := Places(10))
         request = m.CreateBox(detached=True)
-        (parent,) = await tenants.create(Owner("session", "client"), request)
-        forking = asyncio.ensure_future(tenants.fork(parent, 3, None))
+        owner = Owner("session", "client")
+        (parent,) = await tenants.create(owner, request)
+        forking = asyncio.ensure_future(tenants.fork(owner, parent, 3, None))
         while len(gates) < 3:
             await turns()
         for _ in range(2):

@@ -139,3 +139,19 @@ def test_a_session_of_another_user_is_another_one_whatever_its_name(
         assert [left.id for left in await ann.boxes()] == [info.id]
 
     asyncio.run(main())
+
+
+def test_a_fork_belongs_to_who_asked_for_it(serve: Callable[..., Served], connect: Connect) -> None:
+    # Without names boxes are everybody's, and each session pays for those that it made.
+    served = serve(4)
+    maker, forker = connect(served.url), connect(served.url)
+
+    async def main() -> None:
+        box = await maker.create()
+        (fork,) = await box_of(forker, box.id).fork_boxes(1)
+        await maker.close()
+        assert [info.id for info in await forker.boxes()] == [fork.id]
+        await forker.close()
+        assert served.pool.boxes == []
+
+    asyncio.run(main())

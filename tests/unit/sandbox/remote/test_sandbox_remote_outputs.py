@@ -1,0 +1,106 @@
+"""A server holds so much output of commands and no more."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from burnish.core.boxes import Limits
+from burnish.core.errors import UserError
+from burnish.sandbox.limits import check_limits
+from burnish.sandbox.remote.client import RemotePool
+from burnish.sandbox.remote.outputs import Outputs
+
+MIB = 2**20
+Served = Any  # conftest.Served
+
+
+def test_more_output_than_a_server_keeps_is_refused_and_says_how_much(
+    serve: Callable[..., Served], connect: Callable[..., RemotePool]
+) -> None:
+    served = serve(max_stdout_bytes=MIB)
+
+    async def main() -> bytes:
+        async with connect(served.url).acquire() as box:
+            with pytest.raises(UserError, match=f"{MIB + 1}, and this server keeps at most {MIB}"):
+                await box.exec(("echo", "a"), limits=Limits(stdout_bytes=MIB + 1))
+            return (await box.exec(("echo", "a"), limits=Limits(stdout_bytes=MIB))).stdout
+
+    assert asyncio.run(main()) == b"a"
+    assert served.pool.num_started == 1
+
+
+def test_output_that_does_not_fit_waits_for_that_of_others(
+    serve: Callable[..., Served], connect: Callable[..., RemotePool]
+) -> None:
+    served = serve(max_stdout_bytes=MIB, max_outputs_bytes=3 * MIB)
+    limits = Limits(stdout_bytes=MIB)
+
+    async def main() -> list[bytes]:
+        async with connect(served.url).acquire_many(2) as (one, other):
+            first = asyncio.ensure_future(one.exec(("wait", "1"), limits=limits))
+            second = asyncio.ensure_future(other.exec(("wait", "2"), limits=limits))
+            # Small ones find room, and show that the server has seen what came before.
+            async with connect(served.url).acquire() as third:
+                await third.exec(("echo", "3"), limits=Limits(stdout_bytes=1024))
+            started = served.pool.num_started
+            served.pool.go.set()
+            assert started <= 2
+            return [(await first).stdout, (await second).stdout]
+
+    assert asyncio.run(main()) == [b"1", b"2"]
+
+
+def test_room_is_given_back_also_by_who_is_cancelled() -> None:
+    outputs = Outputs(most_each=MIB, most=2 * MIB)
+    limits = Limits(stdout_bytes=MIB)
+
+    async def hold(go: asyncio.Event, ran: list[str], name: str) -> None:
+        async with outputs.room(limits, ""):
+            ran.append(name)
+            await go.wait()
+
+    async def main() -> list[str]:
+        go, ran = asyncio.Event(), list[str]()
+        tasks = [asyncio.create_task(hold(go, ran, name)) for name in "abcd"]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert ran == ["a"]
+        tasks[1].cancel()
+        tasks[0].cancel()
+        go.set()
+        await asyncio.wait(tasks)
+        return ran
+
+    assert asyncio.run(main()) == ["a", "c", "d"]
+
+
+def test_a_named_user_leaves_half_of_the_room_to_others() -> None:
+    outputs = Outputs(most_each=MIB, most=4 * MIB)
+    limits = Limits(stdout_bytes=MIB)
+
+    async def main() -> list[str]:
+        go, ran = asyncio.Event(), list[str]()
+
+        async def hold(user: str) -> None:
+            async with outputs.room(limits, user):
+                ran.append(user)
+                await go.wait()
+
+        tasks = [asyncio.create_task(hold(user)) for user in ("ann", "ann", "bob")]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        before = list(ran)
+        go.set()
+        await asyncio.wait(tasks)
+        assert ran == ["ann", "bob", "ann"]
+        return before
+
+    assert asyncio.run(main()) == ["ann", "bob"]
+
+
+def test_output_beyond_what_memory_is_for_is_refused_everywhere() -> None:
+    check_limits(Limits(stdout_bytes=2**30))
+    with pytest.raises(ValueError, match=r"limits.stdout_bytes is 1073741825: it may be at most"):
+        check_limits(Limits(stdout_bytes=2**30 + 1))
