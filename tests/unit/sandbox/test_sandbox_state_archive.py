@@ -605,22 +605,13 @@ def test_a_root_file_system_with_links_of_its_own_is_taken(make: Make, tmp_path:
     assert sorted(os.listdir(path)) == ["bin", "dev", "work"]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
-        {"SCHILY.xattr.user." + "n" * 300: "x"},
-        {"SCHILY.xattr.user.n": "x" * 70_000},
-    ],
-)
-def test_sizes_that_no_file_has_are_the_fault_of_the_archive(
-    headers: dict[str, str], make: Make, tmp_path: Path
+@pytest.mark.parametrize(("name", "value"), [("n" * 300, "x"), ("n", "x" * 70_000)])
+def test_attributes_that_no_file_can_have_are_the_fault_of_the_archive(
+    name: str, value: str, make: Make, tmp_path: Path
 ) -> None:
     info = tarfile.TarInfo("f")
-    info.pax_headers = headers
-    content = b"0\n".ljust(512, b"\0") if "GNU.sparse.major" in headers else b""
-    info.size = len(content)
+    info.pax_headers = {f"SCHILY.xattr.user.{name}": value}
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(info, io.BytesIO(content))
-    with pytest.raises(ValueError, match=r"negative size|longer than Linux"):
+        tar.addfile(info)
+    with pytest.raises(ValueError, match="longer than Linux"):
         import_tar(tmp_path / "a.tar", make()[0], BASE)

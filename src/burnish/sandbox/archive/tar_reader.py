@@ -129,8 +129,6 @@ class TarReader:
         self._unread, self._padding = size, -size % BLOCK
         sparse = self._sparse_map(header, extended, name)
         apparent = size if sparse is None else sparse[0]
-        if apparent < 0:
-            raise ValueError(f"{show(name)} has a negative size")
         self._extents = ((Extent(0, size),) if size else ()) if sparse is None else sparse[1]
         self._account(name, apparent, size)
         return Entry(
