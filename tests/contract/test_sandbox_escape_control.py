@@ -12,7 +12,7 @@ import pytest
 from burnish.core.boxes import ExecResult, ExecStatus, Feature, Limits, SandboxPool
 from burnish.core.errors import UserError
 from burnish.sandbox.audit import AuditedPool
-from burnish.sandbox.audit.verify import verify_all
+from burnish.sandbox.audit.directory import verify_all
 from burnish.sandbox.interpreter import python_argv
 
 Attack = Callable[..., ExecResult]

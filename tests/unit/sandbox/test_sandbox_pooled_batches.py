@@ -15,7 +15,7 @@ from burnish.core.errors import ClassifiedFailure
 from burnish.quality.isolation import BridgedPool, MissingPool
 from burnish.run.group_pool import GroupPool
 from burnish.sandbox.audit import AuditedPool
-from burnish.sandbox.audit.verify import verify_all
+from burnish.sandbox.audit.directory import verify_all
 from burnish.sandbox.batches import Batches
 from burnish.sandbox.forwarding import ForwardingPool
 from burnish.sandbox.measured import MeasuredPool
