@@ -27,6 +27,13 @@ class Census:
         self._at_s = -1.0
         self._processes: list[Process] = []
 
+    def since(self, begun_s: float, init: Init) -> TreeUsage | None:
+        """As `below`; None if the last look was before: what it saw may have ended since."""
+        now_s = time.monotonic()
+        if begun_s > self._at_s and now_s - self._at_s < _CENSUS_AGE_S:
+            return None
+        return self.below(init)
+
     def below(self, init: Init) -> TreeUsage:
         """Totals of what runs in a box, and of what it stores in memory."""
         now_s = time.monotonic()
@@ -59,6 +66,7 @@ class Gauge:
         self._limits = Limits()
         self._before = _NOTHING
         self._known = False
+        self._begun_s = 0.0
         self._cpu_sampled_s = 0.0
         self._refused = 0
         self._peak = 0
@@ -66,6 +74,7 @@ class Gauge:
     def begin(self, limits: Limits, init: Init, *, busy: bool) -> None:
         """A command starts; `busy` if something has been running since the last one."""
         self._limits = limits
+        self._begun_s = time.monotonic()
         self._refused = self._peak = 0
         self._cpu_sampled_s = 0.0
         if self._group is not None and (busy or not self._known):
@@ -92,7 +101,10 @@ class Gauge:
                 pause_s = min(pause_s, left_s / _NUM_PROCESSORS)
         if self._census is None:
             return None, max(TICK_S, pause_s)
-        return self._over_sampled(self._census.below(init)), TICK_S
+        usage = self._census.since(self._begun_s, init)
+        if usage is None:
+            return None, _CENSUS_AGE_S
+        return self._over_sampled(usage), TICK_S
 
     def _over_sampled(self, usage: TreeUsage) -> Cause | None:
         limits = self._limits
