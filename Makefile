@@ -37,6 +37,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.burnish
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -c requirements.lock
 
+# What installing compiles: a pull that changes it must compile it again.
+NATIVE := hatch_build.py $(shell find src -name '*.[ch]')
+
 help:
 	@sed -n '3,12s/^# \{0,3\}//p' Makefile
 
@@ -54,7 +57,7 @@ $(STAMP)-venv: tools/find-python.sh tools/system-packages.sh
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) --upgrade "pip>=25.1"
 	touch $@
 
-$(STAMP)-install: $(STAMP)-venv pyproject.toml constraints.txt requirements.lock
+$(STAMP)-install: $(STAMP)-venv pyproject.toml constraints.txt requirements.lock $(NATIVE)
 	$(PIP) --quiet --editable ".[train,envs]"
 	@touch $@
 
