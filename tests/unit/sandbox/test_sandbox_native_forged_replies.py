@@ -22,6 +22,7 @@ from burnish.sandbox.native.gauge import Gauge
 from burnish.sandbox.native.init import Init
 from burnish.sandbox.native.protocol import HEADER, Ending, Op
 from burnish.sandbox.native.run import Request, Run
+from burnish.sandbox.outcome import cpu_used_up
 
 JOB = wire.Job(1_000_000, 1, 2, (), "/work", ("true",), (), {})
 REQUEST = Request(JOB, b"", Limits(), False, False)
@@ -222,7 +223,10 @@ def check_end(result: ExecResult, ending: int, code: int) -> None:
         assert result.status is (ExecStatus.EXIT if code else ExecStatus.OK)
         assert result.exit_code == code
     elif ending == Ending.SIGNALED:
-        assert result.status is SIGNALS.get(code, ExecStatus.SIGNAL)
+        expected = SIGNALS.get(code, ExecStatus.SIGNAL)
+        if code == signal.SIGXCPU and not cpu_used_up(result.usage.cpu_s, REQUEST.limits.cpu_s):
+            expected = ExecStatus.SIGNAL
+        assert result.status is expected
         assert (result.exit_code, result.signal) == (None, code)
     else:
         assert result.status is not ExecStatus.OK
