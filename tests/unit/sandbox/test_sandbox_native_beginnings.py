@@ -102,3 +102,18 @@ def test_programs_are_looked_for_where_the_path_of_the_job_says() -> None:
     assert program_files("", "/a") == ("",)
     assert program_files("tool", None) == ("/usr/local/bin/tool", "/usr/bin/tool", "/bin/tool")
     assert program_files("tool", "/" + "x" * 5000 + ":/a") == ("/a/tool",)
+
+
+def test_a_box_is_made_up_for_after_its_user_has_the_first_result(pool: NativePool) -> None:
+    order = []
+
+    async def main() -> None:
+        async with pool.acquire() as box:
+            box.on_first = lambda: order.append("made up for")
+            for _ in range(2):
+                await box.exec(("true",))
+                order.append("result")
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert order == ["result", "made up for", "result"]

@@ -179,8 +179,9 @@ class LiveBox:
                 result = infra_error(self._gone)
             self._services.observe_exec(time.perf_counter() - begun_s)
             if self.on_first is not None:
+                # Whoever waits for the result has it before.
                 on_first, self.on_first = self.on_first, None
-                on_first()
+                asyncio.get_running_loop().call_soon(on_first)
             return result
 
     async def _prepared(self, limits: Limits) -> Init | ExecResult:
