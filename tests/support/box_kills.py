@@ -5,6 +5,7 @@ import contextlib
 import os
 import random
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -52,13 +53,28 @@ def held(pool: NativePool) -> Held:
     station = pool._stations.host
     pool._warm.forget(station)
     asyncio.run(settled(pool))
-    helper = station.helper.pid
-    while pool._config.helper == "c" and not has_prepared(helper):
-        continue
-    opened = [os.readlink(f"/proc/{helper}/fd/{name}") for name in os.listdir(f"/proc/{helper}/fd")]
     groups = pool._stations._groups
     for group in groups._free if groups else ():
         group.close()
+    seen: Held = {}
+    while (now := survey(pool)) != seen:
+        # A box that is dying may look like one that was made ahead.
+        seen = now
+        time.sleep(0.01)
+    return now
+
+
+def survey(pool: NativePool) -> Held:
+    """What is there at this moment, once the helper has made something ahead."""
+    station = pool._stations.host
+    helper = station.helper.pid
+    while pool._config.helper == "c" and not has_prepared(helper):
+        continue
+    opened = []
+    for name in os.listdir(f"/proc/{helper}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(os.readlink(f"/proc/{helper}/fd/{name}"))
+    groups = pool._stations._groups
     return {
         "processes": len(descendants(helper)),
         "own files": len(os.listdir("/proc/self/fd")),
