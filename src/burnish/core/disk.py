@@ -2,15 +2,19 @@
 
 import errno
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from burnish.core.errors import UserError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# A kernel or file system that has no such files takes it for opening a directory to write.
+_NO_NAMELESS = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
 
 
 class DiskFullError(UserError):
@@ -138,6 +142,54 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends without an error.
+
+    Until then it has no name, so that nothing stays behind however this process ends; only where
+    the file system has no such files (NFS) it has a hidden one. Durable afterwards.
+
+    Raises:
+        DiskFullError: the old file, if any, is untouched.
+        UserError: what is there is no regular file.
+        OSError: it cannot be written there.
+    """
+    path = replaceable(path)
+    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
+    with full_disk_is_one_line(path):
+        try:
+            with _nameless(path.parent) or open(temporary, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                if not temporary.exists():
+                    _name(file, temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def _nameless(directory: Path) -> BinaryIO | None:
+    flags = os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC
+    try:
+        return open(os.open(directory, flags, 0o666), "wb")
+    except OSError as error:
+        if error.errno in _NO_NAMELESS:
+            return None
+        raise
+
+
+def _name(file: BinaryIO, path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Without `dst_dir_fd` Python calls link(), which would link the link.
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, dst_dir_fd=directory)
+    finally:
+        os.close(directory)
 
 
 def _temporary(path: Path) -> Path:

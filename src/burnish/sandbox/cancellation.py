@@ -7,10 +7,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def uninterrupted(task: asyncio.Future[T]) -> T:
+async def uninterrupted(task: asyncio.Future[T], on_cancel: Callable[[], None] | None = None) -> T:
     """Wait to the end although we are being cancelled; then the cancellation goes on.
 
     A loop that is being closed cancels the task too: that ends the waiting.
+
+    Args:
+        task: what must come to its end.
+        on_cancel: tells it to come to its end early.
     """
     cancelled: asyncio.CancelledError | None = None
     try:
@@ -21,6 +25,8 @@ async def uninterrupted(task: asyncio.Future[T]) -> T:
                 if task.done():
                     raise
                 cancelled = error
+                if on_cancel is not None:
+                    on_cancel()
             else:
                 if cancelled is not None:
                     raise cancelled

@@ -2,8 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import TypeVar
 
 from burnish.sandbox.archive.stop import Stop
@@ -49,6 +50,19 @@ async def on_own_descriptors(
             stop.set()
         running.add_done_callback(_told)
         raise
+
+
+@asynccontextmanager
+async def in_threads(place: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """A context that is entered and left in threads, where that blocks."""
+    value = await asyncio.to_thread(place.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        if not await asyncio.to_thread(place.__exit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        await asyncio.to_thread(place.__exit__, None, None, None)
 
 
 def _told(done: asyncio.Future[T]) -> None:

@@ -1,13 +1,17 @@
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from burnish.core import disk
 from burnish.core.disk import (
     DiskFullError,
     ensure_free_space,
     free_bytes,
     replaceable,
+    replacing,
     write_atomically,
 )
 from burnish.core.errors import UserError
@@ -55,3 +59,50 @@ def test_a_link_to_a_file_stays_and_the_file_is_replaced(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to("file")
     assert replaceable(tmp_path / "link") == (tmp_path / "file").resolve()
     assert replaceable(tmp_path / "absent") == tmp_path / "absent"
+
+
+@pytest.fixture(params=["nameless", "hidden"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "hidden":
+        monkeypatch.setattr(disk, "_nameless", lambda directory: None)
+    return str(request.param)
+
+
+def test_a_file_takes_its_place_when_it_is_whole(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "a"
+    for content in (b"first", b"second"):
+        with replacing(path) as file:
+            file.write(content)
+            assert not path.exists() or path.read_bytes() == b"first"
+            assert len(set(os.listdir(tmp_path)) - {"a"}) == (way == "hidden")
+        assert path.read_bytes() == content
+        assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_replacement_that_fails_leaves_the_old_file_and_no_other(
+    tmp_path: Path, way: str
+) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+
+    def fail() -> None:
+        with replacing(tmp_path / "a") as file:
+            file.write(b"new")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"old")
+    code = (
+        "import os, sys; from pathlib import Path; from burnish.core.disk import replacing\n"
+        "with replacing(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'new' * 2**20); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run((sys.executable, "-c", code, str(tmp_path / "a")), check=False)
+    assert done.returncode == -9
+    assert os.listdir(tmp_path) == ["a"]
+    assert (tmp_path / "a").read_bytes() == b"old"

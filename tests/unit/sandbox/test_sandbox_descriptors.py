@@ -144,3 +144,37 @@ def test_a_merge_of_a_box_that_has_ended_writes_nothing_into_what_the_host_opens
 
     asyncio.run(main())
     assert os.listdir(tmp_path) == []
+
+
+def test_an_import_that_is_cancelled_ends_and_the_box_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = threading.Event()
+
+    def endless(
+        files: LayerFiles, source: Path, into_fd: int, below: Path, covered: object, stop: Stop
+    ) -> None:
+        os.close(os.open("half", os.O_CREAT | os.O_WRONLY, dir_fd=into_fd))
+        begun.set()
+        while True:
+            stop.check()
+
+    async def main() -> None:
+        pool = open_pool(SandboxConfig(max_boxes=1))
+        if not isinstance(pool, NativePool):
+            await pool.close()
+            pytest.skip("no native sandbox here")
+        monkeypatch.setattr(LayerFiles, "import_tar", endless)
+        async with pool.acquire() as box:
+            await box.write_file("kept", b"")
+            importing = asyncio.create_task(box.import_tar(Path("a.tar")))
+            await asyncio.to_thread(begun.wait)
+            importing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await importing
+            result = await box.exec(("sh", "-c", "ls /half; ls"))
+            assert result.stdout == b"kept\n"
+            assert result.stderr != b""
+        await pool.close()
+
+    asyncio.run(main())

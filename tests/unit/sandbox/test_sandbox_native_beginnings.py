@@ -117,3 +117,25 @@ def test_a_box_is_made_up_for_after_its_user_has_the_first_result(pool: NativePo
 
     asyncio.run(main())
     assert order == ["result", "made up for", "result"]
+
+
+def test_a_box_that_has_ended_lives_again_in_the_state_to_which_it_goes_back(
+    pool: NativePool,
+) -> None:
+    async def main() -> None:
+        async with pool.acquire() as box:
+            await box.exec(("sh", "-c", "echo before > f"))
+            snapshot = await box.snapshot()
+            await box.exec(("sh", "-c", "echo after > f"))
+            assert box._init is not None
+            box._init.kill()
+            for _ in range(2):
+                assert (await box.exec(("cat", "f"))).status is ExecStatus.INFRA_ERROR
+            await box.rollback(snapshot)
+            assert (await box.exec(("cat", "f"))).stdout == b"before\n"
+            async with box.fork(1) as (copy,):
+                assert (await copy.exec(("cat", "f"))).stdout == b"before\n"
+        with pytest.raises(ClassifiedFailure, match="destroyed"):
+            await box.rollback(snapshot)
+
+    asyncio.run(main())

@@ -374,6 +374,10 @@ def test_work_on_layers_ends_where_it_is_stopped_and_leaves_no_file(
     with pytest.raises(Stopped):
         squash([descriptor], into, stop)
     assert os.listdir(into_path) == []
+    export_layers([descriptor], tmp_path / "a.tar", BASE)
+    with pytest.raises(Stopped):
+        import_tar(tmp_path / "a.tar", into, BASE, stop=stop)
+    assert os.listdir(into_path) == []
     taken = stop.among(iter(range(3)))
     with pytest.raises(Stopped):
         next(taken)

@@ -24,7 +24,7 @@ from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.disk_uppers import is_broken
 from burnish.sandbox.native.disks import lost
 from burnish.sandbox.native.gauge import Gauge
-from burnish.sandbox.native.init import Init, listening
+from burnish.sandbox.native.init import ENDED, Init, listening
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, beyond_memory, infra_error, refused
@@ -33,7 +33,6 @@ from burnish.sandbox.native.station import Station, kind_of
 from burnish.sandbox.network.base import Attachment
 
 T = TypeVar("T")
-
 _DEFAULTS = Limits()
 _rlimits = lru_cache(maxsize=64)(rlimits)
 _HOLDS_MORE = refused(ExecStatus.DISK, "the box already holds more than it may")
@@ -75,7 +74,7 @@ class LiveBox:
         self._attachment: Attachment | None = None
         self.since_s = time.monotonic()
         self.on_first: Callable[[], None] | None = None
-        """Called once, after the first command."""
+        """Called once, when whoever waits for the first command has its result."""
 
     async def start(self) -> None:
         """Wait until the box is alive.
@@ -179,7 +178,6 @@ class LiveBox:
                 result = infra_error(self._gone)
             self._services.observe_exec(time.perf_counter() - begun_s)
             if self.on_first is not None:
-                # Whoever waits for the result has it before.
                 on_first, self.on_first = self.on_first, None
                 asyncio.get_running_loop().call_soon(on_first)
             return result
@@ -231,7 +229,7 @@ class LiveBox:
             except (OSError, ClassifiedFailure) as error:
                 self._gone = f"the box ended and cannot be started again: {error}"
             return result
-        gone, self._gone = self._gone, self._gone or "the box has ended"
+        gone, self._gone = self._gone, self._gone or ENDED
         return infra_error(gone) if gone and result.status is ExecStatus.INFRA_ERROR else result
 
     async def _ready(self) -> Init:

@@ -19,6 +19,8 @@ from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.protocol import HEADER, Ending, Op
 from burnish.sandbox.native.wire import BadReply, Reply
 
+ENDED = "the box has ended"
+"""What its commands say then."""
 GRACE_S = 30.0
 """For an init on an overloaded machine, beyond what it was asked to do."""
 _REPLY_BYTES = 512
@@ -43,7 +45,7 @@ class Init:
         self._socket.setblocking(False)
         self.fileno = control
         self.dead = False
-        self.trouble = "the box has ended"
+        self.trouble = ENDED
         """What happened, if it is dead."""
         self._started = False
         self._next = 0
@@ -219,7 +221,7 @@ class Init:
     def _judge(self, data: bytes, number: int, *allowed: Op) -> Reply:
         if not data:
             self.dead = True
-            raise failure("the box has ended")
+            raise failure(ENDED)
         try:
             reply = wire.split(data)
             problem = wire.read_error(reply)

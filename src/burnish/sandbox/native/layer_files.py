@@ -43,14 +43,16 @@ class LayerFiles:
         into_fd: int,
         below: Path | None = None,
         covered: Sequence[str] = (),
+        stop: Stop | None = None,
     ) -> None:
         """See `import_tar`."""
+        base = self._uid_base
         if os.geteuid() == 0:
-            with _files_of(self._uid_base, self._gid_base):
-                import_tar(source, into_fd, self._uid_base, below=below, covered=covered)
+            with _files_of(base, self._gid_base):
+                import_tar(source, into_fd, base, below=below, covered=covered, stop=stop)
             return
         with self._worker() as worker:
-            worker.import_tar(source, into_fd, below, covered)
+            worker.import_tar(source, into_fd, below, covered, stop)
 
     def squash(self, layer_fds: Sequence[int], into_fd: int, stop: Stop | None = None) -> None:
         """See `squash`."""

@@ -12,13 +12,14 @@ import msgspec
 
 from burnish.core.boxes import Policy, Snapshot
 from burnish.core.errors import UserError
-from burnish.sandbox.archive.stop import Stop
+from burnish.sandbox.archive.stop import Stop, Stopped
+from burnish.sandbox.cancellation import uninterrupted
 from burnish.sandbox.descriptors import on_own_descriptors
 from burnish.sandbox.host_view import covered_paths
 from burnish.sandbox.limits import check_policy
 from burnish.sandbox.native.box import LiveBox
 from burnish.sandbox.native.client import failure
-from burnish.sandbox.native.init import Init
+from burnish.sandbox.native.init import ENDED, Init
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.snapshots import SnapshotBook
@@ -93,12 +94,16 @@ class NativeBox(LiveBox):
     async def rollback(self, snapshot: Snapshot) -> None:
         """Back to a snapshot of this pool and image; everything since, processes too, is gone.
 
+        A box that has ended, such as one whose process 1 was killed, lives again.
+
         Raises:
             UserError: the snapshot is of another pool or image, or forgotten.
             ClassifiedFailure: the box is gone.
         """
         target = self._book.find(snapshot, self._station)
         async with self._lock:
+            if self._gone == ENDED:
+                self._gone = ""
             try:
                 init = await self._ready()
             except OSError as error:
@@ -193,15 +198,22 @@ class NativeBox(LiveBox):
     async def import_tar(self, source: Path) -> None:
         """Put the files of a tar (from `export_tar`, or of any origin) on top.
 
+        Cancelled, it ends soon; the box is then as it was before, or as it is after.
+
         Raises:
             UserError: it has files below what the box has of this host: they would be hidden.
             ValueError: the archive tries to leave the box, or holds devices.
             OSError: it does not fit into `disk_bytes`, or cannot be read.
             ClassifiedFailure: the box is gone.
         """
+        stop = Stop()
         async with self._lock:
             init = await self._ready()
-            await self._steadily(self._import(init, source))
+            importing = asyncio.ensure_future(self._import(init, source, stop))
+            try:
+                await uninterrupted(importing, stop.set)
+            except Stopped as error:
+                raise asyncio.CancelledError from error
 
     async def destroy(self) -> None:
         """See `LiveBox.destroy`."""
@@ -266,7 +278,7 @@ class NativeBox(LiveBox):
         self._continue()
         await ending
 
-    async def _import(self, init: Init, source: Path) -> None:
+    async def _import(self, init: Init, source: Path, stop: Stop) -> None:
         station, room = self._station, self._room
         await self._make_way(2)
         with station.layers_lock:
@@ -278,7 +290,9 @@ class NativeBox(LiveBox):
                 below = Path("/proc", str(init.pid), "root")
                 covered = () if station.image is not None else covered_paths()
                 await on_own_descriptors(
-                    lambda own: station.files.import_tar(source, own[0], below, covered), (into,)
+                    lambda own: station.files.import_tar(source, own[0], below, covered, stop),
+                    (into,),
+                    stop,
                 )
                 await station.complete(into)
             except UserError:

@@ -3,17 +3,17 @@
 import asyncio
 import os
 import re
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from burnish.core.boxes import ExecResult, ExecStatus, Limits, Snapshot, StatefulSandbox, Usage
-from burnish.core.disk import replaceable
+from burnish.core.disk import replaceable, replacing
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Record
 from burnish.sandbox.commands import check_argv
+from burnish.sandbox.descriptors import in_threads
 from burnish.sandbox.files import check_limit, split_path
 from burnish.sandbox.limits import check_enforced, check_limits
 from burnish.sandbox.remote import messages as m
@@ -195,20 +195,12 @@ class RemoteStatefulBox(RemoteBox):
 
     async def export_to(self, destination: Path, snapshot_id: str | None = None) -> str:
         """The same, by id."""
-        destination = await asyncio.to_thread(replaceable, destination)
+        await asyncio.to_thread(replaceable, destination)
         request = m.Export(snapshot=snapshot_id)
         made = await self._job("export", request, m.Exported)
-        temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            file = await asyncio.to_thread(open, temporary, "xb")
-            try:
-                wire = self._pool.wire
-                await self._pool.run(lambda: wire.download(made.file, file, made.num_bytes))
-            finally:
-                await asyncio.to_thread(file.close)
-            temporary.replace(destination)
-        finally:
-            temporary.unlink(missing_ok=True)
+        async with in_threads(replacing(destination)) as file:
+            wire = self._pool.wire
+            await self._pool.run(lambda: wire.download(made.file, file, made.num_bytes))
         return made.digest
 
     async def import_tar(self, source: Path) -> None:

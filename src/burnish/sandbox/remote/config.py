@@ -35,6 +35,9 @@ class ServeConfig(Config):
     """All kept answers together; beyond, the oldest are forgotten."""
     max_request_bytes: int = Field(default=128 * 2**20, ge=2**10)
     """One message."""
+    max_bodies_bytes: int = Field(default=2 * 2**30, ge=2**10)
+    """All messages that come or are worked on, half of it of one named user; beyond, clients are
+    turned away, and come back."""
     max_stdout_bytes: int = Field(default=64 * 2**20, ge=2**10)
     """The most that a command may ask to be kept of each of stdout and stderr."""
     max_outputs_bytes: int = Field(default=2 * 2**30, ge=2**12)

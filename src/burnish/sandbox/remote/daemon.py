@@ -74,8 +74,16 @@ def audit_folder() -> Path:
 
 
 def running_url() -> str | None:
-    """The URL of the daemon; None if none runs."""
-    return _url() if _peer() is not None else None
+    """The URL of the daemon; None if none runs.
+
+    Raises:
+        UserError: it is stopped, and would never answer.
+    """
+    pid = _peer()
+    if pid is None:
+        return None
+    _require_running(pid)
+    return _url()
 
 
 def log_file() -> Path:
@@ -87,12 +95,15 @@ def ensure_running() -> str:
     """The URL of the daemon, which is started if there is none.
 
     Raises:
-        UserError: boxes cannot run here; says what to do.
+        UserError: boxes cannot run here, or it is stopped; says what to do.
         ClassifiedFailure: it did not start.
     """
     with _lock():
-        if _peer() is None:
+        pid = _peer()
+        if pid is None:
             _start()
+        else:
+            _require_running(pid)
     return _url()
 
 
@@ -213,6 +224,19 @@ def _peer() -> int | None:
             "3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
         )
         return int(pid) if uid == os.getuid() else None
+
+
+def _require_running(pid: int) -> None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return  # it ends just now
+    # The name in parentheses may hold anything.
+    if stat.rpartition(")")[2].split()[0] in ("T", "t"):
+        raise UserError(
+            f"the daemon of sandboxes (process {pid}) is stopped and does not answer.",
+            fix=f"kill -CONT {pid}; or kill -KILL {pid}, which ends its boxes",
+        )
 
 
 @contextmanager

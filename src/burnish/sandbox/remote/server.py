@@ -18,6 +18,7 @@ from burnish.core.records import Record
 from burnish.sandbox.places import Places
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.answers import answer, check_version, problem, reply
+from burnish.sandbox.remote.bodies import Bodies
 from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.door import visit_of
 from burnish.sandbox.remote.jobs import Jobs, Owner
@@ -89,6 +90,7 @@ class SandboxServer:
             keep_bytes=config.keep_bytes,
             hang_up_ends=config.hang_up_ends,
         )
+        self._bodies = Bodies(config.max_bodies_bytes, config.max_request_bytes)
         self._spool = Spool(self._clock, config.max_file_bytes, config.max_files_bytes)
         outputs = Outputs(config.max_stdout_bytes, config.max_outputs_bytes)
         self._worker = Worker(self._tenants, self._spool, outputs, self._info)
@@ -199,6 +201,8 @@ class SandboxServer:
             response = problem(request, Refused(ProblemKind.MALFORMED, what))
         except EXPECTED as error:
             response = problem(request, error)
+        finally:
+            self._bodies.let_go(request)
         response.headers[m.API_HEADER] = str(m.API_VERSION)
         return response
 
@@ -222,7 +226,7 @@ class SandboxServer:
     async def _body(self, request: web.Request) -> bytes:
         if request.content_type != m.CONTENT_TYPE:
             raise m.Malformed(f"the body must be {m.CONTENT_TYPE}")
-        return await request.read()
+        return await self._bodies.receive(request, self._user(request))
 
     async def _run(
         self,
@@ -239,6 +243,7 @@ class SandboxServer:
             raise Refused(ProblemKind.NO_REQUEST, "the server is stopping")
         digest = hashlib.blake2b(request.path.encode() + b"\n" + body, digest_size=16).digest()
         job = self._jobs.start(request_id, digest, Owner(session, box), work)
+        self._bodies.keep_until(request, job.task)
         return reply(await self._jobs.wait(job, self._config.poll_s))
 
     async def _create(self, request: web.Request) -> web.StreamResponse:

@@ -1,11 +1,10 @@
 """Layers of a box as one tar in the form of an OCI layer, and their digest."""
 
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from burnish.core.disk import full_disk_is_one_line, replaceable, sync_directory
+from burnish.core.disk import replacing
 from burnish.core.errors import UserError
 from burnish.sandbox.archive.digest import TreeDigest, kept_mode, relative_id, tree_digest
 from burnish.sandbox.archive.entry import (
@@ -67,21 +66,9 @@ def export_layers(
             hold.
         Stopped: `stop` was set; an old file is untouched.
     """
-    destination = replaceable(destination)
-    temporary = destination.with_name(f".{destination.name[:200]}.{secrets.token_hex(8)}.tmp")
-    with full_disk_is_one_line(destination):
-        try:
-            with open(temporary, "wb") as file:
-                writer = TarWriter(file, ArchiveLimits().header_bytes)
-                result = _write(layer_fds, writer, uid_base, stop or Stop())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, destination)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(destination.absolute().parent)
-    return result
+    with replacing(destination) as file:
+        writer = TarWriter(file, ArchiveLimits().header_bytes)
+        return _write(layer_fds, writer, uid_base, stop or Stop())
 
 
 def _write(layer_fds: Sequence[int], writer: TarWriter, uid_base: int, stop: Stop) -> str:

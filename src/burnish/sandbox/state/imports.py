@@ -7,6 +7,7 @@ from pathlib import Path
 from burnish.core.errors import UserError
 from burnish.sandbox.archive.compression import open_archive
 from burnish.sandbox.archive.entry import ArchiveLimits, Entry, EntryKind, show
+from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.archive.tar_reader import TarReader
 from burnish.sandbox.archive.tree_writer import Rules, TreeWriter
 from burnish.sandbox.archive.whiteouts import Hidden, read_mark
@@ -25,6 +26,7 @@ def import_tar(
     limits: ArchiveLimits = DEFAULT_LIMITS,
     below: Path | None = None,
     covered: Sequence[str] = (),
+    stop: Stop | None = None,
 ) -> None:
     """Unpack an archive as the upper directory of an overlay with `userxattr`.
 
@@ -41,6 +43,7 @@ def import_tar(
         below: root of what the layer comes to lie on, whose directories keep owner and mode where
             the archive does not name them; `/work` and `/tmp` in any case.
         covered: where the box has files of this host over those of its layers.
+        stop: ends it early.
 
     Raises:
         UserError: it has files where the box would not see them, or takes from the box what it
@@ -48,6 +51,7 @@ def import_tar(
         ValueError: it leads out or through a link, holds a device or pipe, forges a whiteout, is
             damaged, or is beyond a limit.
         OSError: as the file system says; ENOSPC if the layer is full.
+        Stopped: `stop` was set.
     """
     uids = uid_base if os.geteuid() == 0 else None
     below_fd = None if below is None else _open_root(below)
@@ -55,7 +59,7 @@ def import_tar(
     writer = TreeWriter(into_fd, rules)
     try:
         with open_archive(source) as stream:
-            _unpack(TarReader(stream, limits), writer, covered)
+            _unpack(TarReader(stream, limits), writer, covered, stop or Stop())
         writer.finish()
     finally:
         writer.close()
@@ -71,10 +75,10 @@ def _open_root(path: Path) -> int | None:
         return None
 
 
-def _unpack(reader: TarReader, writer: TreeWriter, covered: Sequence[str]) -> None:
+def _unpack(reader: TarReader, writer: TreeWriter, covered: Sequence[str], stop: Stop) -> None:
     whiteouts: list[bytes] = []
     opaques: list[bytes] = []
-    for entry in reader:
+    for entry in stop.among(reader):
         if not entry.path:
             # The top belongs to the box, not to the layer.
             continue
@@ -86,14 +90,15 @@ def _unpack(reader: TarReader, writer: TreeWriter, covered: Sequence[str]) -> No
         elif entry.kind is EntryKind.SPECIAL:
             raise ValueError(f"{show(entry.path)} is a device or pipe")
         else:
-            writer.add(entry, reader.chunks())
+            writer.add(entry, stop.among(reader.chunks()))
     # Members of the same archive are never hidden, so marks come last, the deepest first: a
     # directory that also bears a whiteout of its own name then becomes opaque.
-    for path in opaques:
+    for path in stop.among(opaques):
         if not path:
             raise ValueError("a mark at the top would hide the whole image")
         writer.opaque(path)
-    for path in sorted(whiteouts, key=lambda path: path.count(b"/"), reverse=True):
+    deepest_first = sorted(whiteouts, key=lambda path: path.count(b"/"), reverse=True)
+    for path in stop.among(deepest_first):
         writer.whiteout(path)
 
 

@@ -88,9 +88,10 @@ class NamespaceWorker:
         into_fd: int,
         below: Path | None = None,
         covered: Sequence[str] = (),
+        stop: Stop | None = None,
     ) -> None:
         """See `imports.import_tar`."""
-        self._call(_Verb.IMPORT, (), into_fd, source, below, tuple(covered))
+        self._call(_Verb.IMPORT, (), into_fd, source, below, tuple(covered), stop)
 
     def squash(self, layer_fds: Sequence[int], into_fd: int, stop: Stop | None = None) -> None:
         """See `squash.squash`."""

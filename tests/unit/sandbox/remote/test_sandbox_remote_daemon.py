@@ -3,6 +3,9 @@
 import asyncio
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,3 +106,23 @@ def test_a_client_that_hangs_up_ends_its_command_at_once(
     monkeypatch.setattr("burnish.sandbox.start.open_pool", lambda config: config)
     asyncio.run(daemon._serve(folder / "s", lambda _: None))
     assert served[0].hang_up_ends
+
+
+def test_a_daemon_that_is_stopped_is_named_with_the_command_that_helps(folder: Path) -> None:
+    code = (
+        "import socket, sys, time; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); "
+        "s.listen(); print(flush=True); time.sleep(1000)"
+    )
+    path = str(daemon.runtime_folder() / daemon.SOCKET)
+    command = (sys.executable, "-I", "-c", code, path)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read(1)
+        assert daemon.running_url() == daemon.ensure_running()
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        for ask in (daemon.running_url, daemon.ensure_running):
+            with pytest.raises(UserError, match=f"kill -CONT {process.pid}"):
+                ask()
+        process.kill()
+    assert daemon.running_url() is None

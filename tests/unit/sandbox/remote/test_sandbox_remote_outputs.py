@@ -1,4 +1,4 @@
-"""A server holds so much output of commands and no more."""
+"""A server holds so much of what commands write and clients send, and no more."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,8 +9,10 @@ import pytest
 from burnish.core.boxes import Limits
 from burnish.core.errors import UserError
 from burnish.sandbox.limits import check_limits
+from burnish.sandbox.remote.bodies import Bodies, Body
 from burnish.sandbox.remote.client import RemotePool
 from burnish.sandbox.remote.outputs import Outputs
+from burnish.sandbox.remote.problems import Refused
 
 MIB = 2**20
 Served = Any  # conftest.Served
@@ -104,3 +106,48 @@ def test_output_beyond_what_memory_is_for_is_refused_everywhere() -> None:
     check_limits(Limits(stdout_bytes=2**30))
     with pytest.raises(ValueError, match=r"limits.stdout_bytes is 1073741825: it may be at most"):
         check_limits(Limits(stdout_bytes=2**30 + 1))
+
+
+def test_what_clients_send_is_counted_until_it_has_been_used(
+    serve: Callable[..., Served], connect: Callable[..., RemotePool]
+) -> None:
+    served = serve(max_bodies_bytes=3 * MIB)
+
+    async def main() -> list[bytes]:
+        async with connect(served.url).acquire_many(2) as (one, other):
+            first = asyncio.ensure_future(one.exec(("wait",), stdin=b"1" * 2 * MIB))
+            second = asyncio.ensure_future(other.exec(("echo",), stdin=b"2" * 2 * MIB))
+            # Small ones find room, and take time.
+            for _ in range(3):
+                await one.write_file("f", b"x")
+            started = served.pool.num_started
+            served.pool.go.set()
+            assert started <= 1
+            return [(await first).stdout[:1], (await second).stdout[:1]]
+
+    assert asyncio.run(main()) == [b"1", b"2"]
+    assert not served.server._server._bodies.taken
+
+
+def test_a_body_takes_what_has_come_of_it_and_gives_all_back() -> None:
+    bodies = Bodies(most=4 * MIB, most_each=8 * MIB)
+    alone = Body(bodies, "ann")
+    alone.add(8 * MIB)  # whoever is alone fits
+    with pytest.raises(Refused, match=f"more than {4 * MIB} bytes"):
+        Body(bodies, "bob").add(1)
+    alone.release()
+    alone.release()
+    assert not bodies.taken
+
+
+def test_a_named_user_leaves_half_of_what_may_be_sent_to_others() -> None:
+    bodies = Bodies(most=4 * MIB, most_each=MIB)
+    first, second, other = Body(bodies, "ann"), Body(bodies, "ann"), Body(bodies, "bob")
+    first.add(MIB)
+    second.add(MIB)
+    with pytest.raises(Refused):
+        second.add(1)
+    other.add(2 * MIB)
+    for body in (first, second, other):
+        body.release()
+    assert not bodies.taken
