@@ -1,6 +1,6 @@
 """What flow control is worth: the real run's objects in a simulated pipeline, beside other systems.
 
-    python benchmarks/pipeline.py [--quick] [--json FILE]
+    python benchmarks/pipeline.py [--quick] [--accelerators N] [--json FILE]
 
 32 accelerators, 300 domains (a third of them agents, an eighth of those with a broken image),
 batches of 128 groups of 16. Every system sees the same workload; seeds 0 and up were never used to
@@ -8,14 +8,17 @@ choose a constant (those were 100 to 105). APRIL is tuned on each seed by its ow
 engines compute the keys and values of cut-off sequences again after each training; with that for
 free it is in a row of its own. Figures are means over seeds of steps after the warm-up.
 
-How many times the barrier a system can reach depends on the draw of domains: the barrier's step
-ends with the slowest of 2,048 episodes, an agent whose slow tools time out and that is tried four
-times. On seeds 0 to 6 it trains 4,900 to 6,100 tokens/s, so perfect packing, 19,300, would be 3.1
-to 3.9 times as fast. The target of four times came from a trial with one draw of the same law: its
-barrier ran at 3,700 there, and at 4,700 to 5,700 on the six draws after it.
+How many times the barrier a system can reach depends on the draw of domains and on the size: the
+barrier's step ends with the slowest of its episodes, an agent whose slow tools time out and that is
+tried four times. With 32 accelerators that is one of 2,048, and on seeds 0 to 6 the barrier trains
+4,900 to 6,100 tokens/s, so that perfect packing, 19,300, would be 3.1 to 3.9 times as fast; the
+target of four times came from a trial with one draw of that size, whose barrier ran at 3,700, and
+at 4,700 to 5,700 on the six draws after it. `--accelerators 1024` is tier M with batches in
+proportion: the barrier waits longer for the slowest of 65,536. Only flow and barrier run then.
 """
 
 import argparse
+import functools
 import json
 import statistics
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +33,7 @@ from burnish.plan.pipeline.systems import April, AsyncCap, SyncBarrier
 from burnish.plan.pipeline.workload import HEALTHY_RATIO, draw_workload, failure_ratio
 
 BATCH, GROUP, LAG = 128, 16, 4
+SMALL = 32
 TRAIN_RATIO = 0.37
 APRIL = (1.5, 2.0, 2.5, 3.0)
 SYSTEMS = ("sync", *(f"april {o}" for o in APRIL), *(f"april free {o}" for o in APRIL),
@@ -38,25 +42,27 @@ FAMILIES = {"mixed": {}, "heavy tail": {"tail": 1.3}, "cost skew": {"skew": 1.6}
             "outages": {"broken_ratio": 0.35}}  # fmt: skip
 
 
-def build(name: str) -> tuple[System, ClusterModel]:
-    cluster = ClusterModel(num_accelerators=32)
+def build(name: str, size: int = SMALL) -> tuple[System, ClusterModel]:
+    """A system on `size` accelerators, with batches in proportion."""
+    cluster = ClusterModel(num_accelerators=size)
+    batch = BATCH * size // SMALL
     if name == "sync":
-        return SyncBarrier(BATCH), cluster
+        return SyncBarrier(batch), cluster
     if name.startswith("april"):
         free = "free" in name
         over = float(name.rsplit(" ", 1)[1])
-        return April(BATCH, over), cluster._replace(prefill_tokens_per_s=0.0 if free else 9600.0)
+        return April(batch, over), cluster._replace(prefill_tokens_per_s=0.0 if free else 9600.0)
     split = cluster._replace(train_ratio=TRAIN_RATIO)
     if name == "async":
-        return AsyncCap(BATCH, LAG, 1.0), split
+        return AsyncCap(batch, LAG, 1.0), split
     rounds = LAG if "rounds" in name else 0
-    return Flow(BATCH, LAG, with_breakers="without" not in name, round_max_wait=rounds), split
+    return Flow(batch, LAG, with_breakers="without" not in name, round_max_wait=rounds), split
 
 
-def trial(job: tuple[str, str, int, int]) -> tuple[str, str, PipelineResult]:
-    family, name, seed, steps = job
+def trial(job: tuple[str, str, int, int, int]) -> tuple[str, str, PipelineResult]:
+    family, name, seed, steps, size = job
     workload = draw_workload(300, seed, **FAMILIES[family])
-    system, cluster = build(name)
+    system, cluster = build(name, size)
     result = Simulator(workload, cluster, system, seed=seed, group_size=GROUP).run(steps, 3)
     if isinstance(system, Flow) and name == "flow":
         eight = [d for d in system.num_failed if system.num_failed[d] >= 8]
@@ -76,6 +82,38 @@ def mean(results: list[PipelineResult], field: str) -> float:
     return statistics.fmean(getattr(r, field) for r in results)
 
 
+def row_of(n: int, name: str, value: float, unit: str, peer: str, peer_value: float | None,
+           target: float | None, *, least: bool, ratio: float | None = None,
+           note: str = "") -> dict[str, Any]:  # fmt: skip
+    measured = value if ratio is None else ratio
+    ok = None if target is None else (measured >= target if least else measured <= target)
+    return {"name": name, "value": value, "unit": unit, "peer": peer, "peer_value": peer_value,
+            "ratio": ratio, "target": target, "ok": ok, "n": n, "note": note}  # fmt: skip
+
+
+def large_rows(
+    family: str, found: dict[str, list[PipelineResult]], size: int
+) -> list[dict[str, Any]]:
+    """What the small cluster cannot tell."""
+    flow, sync = found["flow"], found["sync"]
+    most = build("flow", size)[1].most_tokens_per_s
+    speed, slow = mean(flow, "tokens_per_s"), mean(sync, "tokens_per_s")
+    row = functools.partial(row_of, len(flow))
+    name = f"{family}, {size:,} accelerators: "
+    return [
+        row(f"{name}trained tokens/s against the barrier", speed, "tokens/s", "sync", slow, 4.0,
+            least=True, ratio=speed / slow, note=f"perfect packing would reach {most / slow:.2f}"),
+        row(f"{name}slot load", mean(flow, "slot_load"), "ratio", "sync",
+            mean(sync, "slot_load"), 0.93, least=True),
+        row(f"{name}idle accelerators", mean(flow, "idle_ratio"), "ratio", "sync",
+            mean(sync, "idle_ratio"), 0.05, least=False),
+        row(f"{name}wasted tokens", mean(flow, "waste_ratio"), "ratio", "sync",
+            mean(sync, "waste_ratio"), 0.03, least=False),
+        row(f"{name}wait for a slot, p99", mean(flow, "queue_p99_s"), "s", "sync",
+            mean(sync, "queue_p99_s"), 2.0, least=False),
+    ]  # fmt: skip
+
+
 def rows_of(family: str, found: dict[str, list[PipelineResult]]) -> list[dict[str, Any]]:
     n, most = len(found["flow"]), build("flow")[1].most_tokens_per_s
     flow, plain = found["flow"], found["flow without breakers"]
@@ -86,14 +124,8 @@ def rows_of(family: str, found: dict[str, list[PipelineResult]]) -> list[dict[st
             max(found[f"{kind} {o}"][i].tokens_per_s for o in APRIL) for i in range(n)
         )
 
-    def row(name: str, value: float, unit: str, peer: str, peer_value: float | None,
-            target: float | None, *, least: bool, ratio: float | None = None,
-            note: str = "") -> dict[str, Any]:  # fmt: skip
-        measured = value if ratio is None else ratio
-        ok = None if target is None else (measured >= target if least else measured <= target)
-        return {"name": f"{family}: {name}", "value": value, "unit": unit, "peer": peer,
-                "peer_value": peer_value, "ratio": ratio, "target": target, "ok": ok, "n": n,
-                "note": note}  # fmt: skip
+    def row(name: str, *of: Any, **options: Any) -> dict[str, Any]:
+        return row_of(n, f"{family}: {name}", *of, **options)
 
     best, free = tuned("april"), tuned("april free")
     failures = mean(flow, "failed_per_step") / max(mean(plain, "failed_per_step"), 1e-9)
@@ -168,17 +200,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--family", action="append", choices=list(FAMILIES))
+    parser.add_argument("--accelerators", type=int, default=SMALL, metavar="N")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seeds, steps = (1, 8) if options.quick else (3, 12)
     families = options.family or (["mixed"] if options.quick else list(FAMILIES))
-    jobs = [(f, name, seed, steps) for f in families for name in SYSTEMS for seed in range(seeds)]
+    size = options.accelerators
+    systems = SYSTEMS if size == SMALL else ("sync", "flow")
+    jobs = [(f, name, seed, steps, size)
+            for f in families for name in systems for seed in range(seeds)]  # fmt: skip
     found: dict[str, dict[str, list[PipelineResult]]] = {f: {} for f in families}
     with ProcessPoolExecutor(2) as pool:
         for family, name, result in pool.map(trial, jobs):
             found[family].setdefault(name, []).append(result)
-    rows = [row for family in families for row in rows_of(family, found[family])]
-    if {"mixed", "heavy tail"} <= set(families):
+    if size == SMALL:
+        rows = [row for family in families for row in rows_of(family, found[family])]
+    else:
+        rows = [row for family in families for row in large_rows(family, found[family], size)]
+    if {"mixed", "heavy tail"} <= set(families) and size == SMALL:
         rows.append(tail_row(found["mixed"], found["heavy tail"]))
     for row in rows:
         print(show(row))

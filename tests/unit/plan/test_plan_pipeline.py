@@ -1,7 +1,10 @@
+import random
+from types import SimpleNamespace
+
 import pytest
 
 from burnish.plan.pipeline.contract import ClusterModel
-from burnish.plan.pipeline.engines import EngineModel
+from burnish.plan.pipeline.engines import EngineModel, Fleet
 from burnish.plan.pipeline.flow_system import Flow
 from burnish.plan.pipeline.simulator import Simulator
 from burnish.plan.pipeline.systems import April, AsyncCap, SyncBarrier
@@ -92,3 +95,45 @@ def test_the_later_samples_of_a_probe_start_when_one_came_through_or_all_first_f
     assert sim.version == 4
     assert result.tokens_per_s > 0
     assert all(e.is_coming is False for g in sim.groups.values() for e in g.held)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_idlest_engine_is_the_first_of_those_with_fewest_sequences(seed):
+    dice = random.Random(seed)
+    fleet = Fleet(EngineModel(num_slots=3), 5)
+    running = []
+    for number in range(400):
+        engine = dice.choice(fleet.engines)
+        kind = dice.randrange(6)
+        if kind < 2 and engine.has_room and not engine.frozen:
+            episode = SimpleNamespace(segment=1e9)
+            engine.add(episode, number)
+            running.append((engine, episode))
+            fleet.changed(engine)
+        elif kind < 4 and running:
+            engine, episode = running.pop(dice.randrange(len(running)))
+            engine.remove(episode)
+            fleet.changed(engine)
+        elif kind == 4 and not dice.randrange(8):
+            for each in fleet.engines:
+                each.frozen = True
+        elif engine.frozen:
+            engine.frozen = False
+            fleet.changed(engine)
+        awake = [e for e in fleet.engines if e.has_room and not e.frozen]
+        assert fleet.idlest() is min(awake, key=lambda e: e.load, default=None)
+        assert fleet.num_running == len(running)
+
+
+@pytest.mark.parametrize("broken", [0.0, 0.5])
+def test_a_plan_that_is_not_made_again_would_have_been_the_same(broken, monkeypatch):
+    def runs():
+        return [
+            simulate(Flow(BATCH, lag), train_ratio=0.25, seed=seed, steps=8, broken=broken)[1]
+            for lag in (0, 1, 3)
+            for seed in range(3)
+        ]
+
+    lazy = runs()
+    monkeypatch.setattr(Flow, "_nothing_new", lambda self, sim: False)
+    assert runs() == lazy

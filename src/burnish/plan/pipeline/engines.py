@@ -78,8 +78,51 @@ class SimEngine:
             done.append(heapq.heappop(self.heap)[2])
         return done
 
+    @property
+    def load(self) -> int:
+        """Sequences on it."""
+        return len(self.heap)
+
     def next_end_s(self) -> float | None:
         """Seconds until the first of its sequences ends; None if idle or frozen."""
         if not self.heap or self.frozen:
             return None
         return max((self.heap[0][0] - self.made) / self.model.rate(len(self.heap)), 0.0)
+
+
+class Fleet:
+    """All engines, and which of them has the fewest sequences.
+
+    Say `changed` whenever one has more or fewer, or thaws: with a thousand engines nobody can ask
+    all of them for every segment.
+    """
+
+    def __init__(self, model: EngineModel, num_engines: int) -> None:
+        """All idle."""
+        self.engines = [SimEngine(model) for _ in range(num_engines)]
+        self.num_running = 0
+        """Sequences on all engines."""
+        self._places = {engine: place for place, engine in enumerate(self.engines)}
+        self._loads = [0] * num_engines
+        # (load, place) of every engine that may be used, and others that are out of date.
+        self._order = [(0, place) for place in range(num_engines)]
+
+    def changed(self, engine: SimEngine) -> None:
+        """An engine has more or fewer sequences, or thawed."""
+        place, load = self._places[engine], engine.load
+        self.num_running += load - self._loads[place]
+        self._loads[place] = load
+        heapq.heappush(self._order, (load, place))
+        if len(self._order) > 8 * len(self.engines):
+            self._order = [(load, place) for place, load in enumerate(self._loads)]
+            heapq.heapify(self._order)
+
+    def idlest(self) -> SimEngine | None:
+        """The first of those with the fewest sequences; None if all are full or frozen."""
+        while self._order:
+            load, place = self._order[0]
+            engine = self.engines[place]
+            if load == self._loads[place] and not engine.frozen:
+                return engine if engine.has_room else None
+            heapq.heappop(self._order)
+        return None

@@ -61,6 +61,8 @@ class Flow:
         self._waiting: dict[int, Waiting] = {}
         self._attempts: dict[str, int] = {}
         self._first_failure_s: dict[str, float] = {}
+        self._waits_for: frozenset[str] = frozenset()
+        self._is_new = True  # what was judged under the last version may be stale under this one
         self.opened: dict[str, tuple[int, float]] = {}
         self.false_opens: list[str] = []
         self.num_failed: dict[str, int] = {}
@@ -156,6 +158,8 @@ class Flow:
         clean = trainable and group.num_failed <= sim.group_size // 2
         breakers.group_done(group.group_id, clean=clean)
         self._lengths.forget(group.group_id)
+        if group.group_id in self._waits_for:
+            self._waits_for = frozenset()
         if trainable:
             self._ledger.completed(group.group_id)
             self._shelf[group.group_id] = group
@@ -164,7 +168,11 @@ class Flow:
 
     def next_batch(self, sim: Simulator) -> list[SimGroup] | None:
         """By the run's batcher."""
+        if not self._is_new and self._nothing_new(sim):
+            return None
+        self._is_new = False
         plan = plan_batch(self._ledger)
+        self._waits_for = frozenset(plan.waits_for if plan.status is BatchStatus.HELD else ())
         for group_id in plan.stale:
             sim.wasted_tokens += self._shelf.pop(group_id).tokens
             self._ledger.dropped(group_id, DropReason.STALE)
@@ -173,9 +181,19 @@ class Flow:
         self._ledger.trained(plan.group_ids)
         return [self._shelf.pop(group_id) for group_id in plan.group_ids]
 
+    def _nothing_new(self, sim: Simulator) -> bool:
+        """Whether a plan would be that of before, as looking at all groups would find.
+
+        Too few are judged; or it is held by groups that are due earlier than all that could end
+        meanwhile, and none of those has ended.
+        """
+        lacks = len(self._shelf) < self._ledger.config.groups_per_batch
+        return bool(self._waits_for) or (lacks and bool(sim.groups))
+
     def trained(self, sim: Simulator) -> None:
         """A version is out."""
         self._ledger.published(sim.version)
+        self._is_new = True
 
     def _panel(self, sim: Simulator) -> Breakers:
         if self._breakers is None:

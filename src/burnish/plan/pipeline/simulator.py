@@ -22,7 +22,7 @@ import numpy as np
 
 from burnish.core.clock import ManualClock
 from burnish.plan.pipeline.contract import ClusterModel, System
-from burnish.plan.pipeline.engines import SimEngine
+from burnish.plan.pipeline.engines import Fleet, SimEngine
 from burnish.plan.pipeline.episode import SimEpisode, SimGroup
 from burnish.plan.pipeline.result import PipelineResult, percentile
 from burnish.plan.pipeline.workload import TOOL_SIGMA, SimDomain, Workload
@@ -48,7 +48,8 @@ class Simulator:
         self.group_size = group_size
         self.clock = ManualClock()
         self.rng = np.random.default_rng([seed, 2])
-        self.engines = [SimEngine(cluster.engine) for _ in range(cluster.num_engines)]
+        self._fleet = Fleet(cluster.engine, cluster.num_engines)
+        self.engines = self._fleet.engines
         self.queue: list[SimEpisode] = []
         self.groups: dict[str, SimGroup] = {}
         self.version = 0
@@ -131,10 +132,11 @@ class Simulator:
     def load(self) -> EngineLoad:
         """Of all engines together."""
         now = self.clock.now_s()
-        oldest = min((e.asked_s for e in self.queue), default=now)
+        # Whoever asked first stands first, whoever was served in between.
+        oldest = self.queue[0].asked_s if self.queue else now
         return EngineLoad(
             num_slots=len(self.engines) * self.cluster.engine.num_slots,
-            num_running=sum(len(e.heap) for e in self.engines),
+            num_running=self._fleet.num_running,
             num_waiting=len(self.queue),
             kv_ratio=0.0,
             num_preemptions=0,
@@ -174,14 +176,14 @@ class Simulator:
     def _serve(self) -> None:
         now = self.clock.now_s()
         while self.queue:
-            awake = [e for e in self.engines if e.has_room and not e.frozen]
-            if not awake:
+            engine = self._fleet.idlest()
+            if engine is None:
                 return
-            engine = min(awake, key=lambda e: len(e.heap))
             episode = self.queue.pop(self.system.choose(self, self.queue))
             engine.advance(now)
             self._number += 1
             engine.add(episode, self._number)
+            self._fleet.changed(engine)
             episode.engine = engine
             self.waits_s.append(now - episode.asked_s)
             self._expect(engine)
@@ -198,6 +200,7 @@ class Simulator:
             return
         engine.advance(self.clock.now_s())
         done = engine.ended()
+        self._fleet.changed(engine)
         self._expect(engine)
         for episode in done:
             episode.engine = None
@@ -274,6 +277,7 @@ class Simulator:
         elif episode.engine is not None:
             episode.engine.advance(self.clock.now_s())
             self.wasted_tokens += episode.engine.remove(episode)
+            self._fleet.changed(episode.engine)
             self._expect(episode.engine)
         elif episode in self.queue:
             self.queue.remove(episode)
@@ -328,6 +332,7 @@ class Simulator:
     def _go_on(self, engine: SimEngine) -> None:
         engine.advance(self.clock.now_s())
         engine.frozen = self.is_training
+        self._fleet.changed(engine)
         self._expect(engine)
         self._serve()
 
