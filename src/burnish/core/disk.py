@@ -157,7 +157,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written there.
     """
     path = replaceable(path)
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.tmp")
+    # Its name is short enough also where a character takes four bytes.
+    temporary = path.parent / f".{path.name[:50]}.{secrets.token_hex(8)}.tmp"
     with full_disk_is_one_line(path):
         try:
             with _nameless(path.parent) or open(temporary, "xb") as file:

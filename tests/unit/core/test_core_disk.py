@@ -106,3 +106,18 @@ def test_a_writer_that_is_killed_leaves_the_old_file_and_no_other(tmp_path: Path
     assert done.returncode == -9
     assert os.listdir(tmp_path) == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_file_of_the_longest_name_takes_its_place(tmp_path: Path, way: str) -> None:
+    for name in ("n" * 255, "\u20ac" * 85):
+        with replacing(tmp_path / name) as file:
+            file.write(b"whole")
+        assert (tmp_path / name).read_bytes() == b"whole"
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_directory_is_no_place_for_a_file(tmp_path: Path, way: str) -> None:
+    for place in (tmp_path, Path(".")):
+        with pytest.raises(OSError, match=r"irectory|busy"), replacing(place) as file:
+            file.write(b"lost")
+    assert os.listdir(tmp_path) == []
