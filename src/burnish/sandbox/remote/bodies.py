@@ -43,8 +43,8 @@ class Bodies:
             room.release()
 
     def keep_until(self, request: web.Request, task: "asyncio.Task[Record] | None") -> None:
-        """Release it when the work on it is done."""
-        room = self._rooms.pop(id(request), None)
+        """Release it when the work on it is done; without work, `let_go` does."""
+        room = None if task is None else self._rooms.pop(id(request), None)
         if room is not None and task is not None:
             task.add_done_callback(lambda _: room.release())
 

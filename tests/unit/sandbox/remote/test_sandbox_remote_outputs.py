@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
 
 from burnish.core.boxes import Limits
 from burnish.core.errors import UserError
 from burnish.sandbox.limits import check_limits
+from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.bodies import Bodies, Body
 from burnish.sandbox.remote.client import RemotePool
 from burnish.sandbox.remote.outputs import Outputs
@@ -126,6 +128,27 @@ def test_what_clients_send_is_counted_until_it_has_been_used(
             return [(await first).stdout[:1], (await second).stdout[:1]]
 
     assert asyncio.run(main()) == [b"1", b"2"]
+    assert not served.server._server._bodies.taken
+
+
+def test_a_request_that_is_sent_again_after_its_answer_keeps_nothing(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
+    headers = {
+        "Content-Type": m.CONTENT_TYPE,
+        m.SESSION_HEADER: "session-1",
+        m.REQUEST_HEADER: "request-1",
+    }
+
+    async def main() -> list[int]:
+        connector = aiohttp.UnixConnector(served.url.removeprefix("http+unix://"))
+        async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+            body = m.encode(m.CreateBox())
+            answers = [await http.post("/v4/boxes", data=body, headers=headers) for _ in range(3)]
+            return [answer.status for answer in answers]
+
+    assert asyncio.run(main()) == [200] * 3
     assert not served.server._server._bodies.taken
 
 
