@@ -35,6 +35,8 @@ _MAX_BOXES = 64
 _IDLE_EXIT_S = 600.0
 _START_S = 60.0
 _STOP_S = 60.0
+_CONNECT_S = 10.0
+"""For a daemon that accepts nobody, once as many wait for it as the kernel lets wait."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -111,12 +113,14 @@ def stop() -> bool:
     """End the daemon and all its boxes; False if none ran. Returns when it has ended.
 
     Raises:
+        UserError: it is stopped, and would not end.
         ClassifiedFailure: it does not end.
     """
     with _lock():
         pid = _peer()
         if pid is None:
             return False
+        _require_running(pid)
         process = open_process(pid)
         if process is None:
             return True
@@ -213,10 +217,23 @@ def _url() -> str:
 
 
 def _peer() -> int | None:
-    """Process id of the daemon, as the kernel knows it; None if nobody listens."""
+    """Process id of the daemon, as the kernel knows it; None if nobody listens.
+
+    Raises:
+        UserError: somebody does, but lets nobody in.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        # A timeout of Python's would make it fail at once.
+        limit = struct.pack("ll", *(int(part) for part in divmod(_CONNECT_S * 1e6, 1e6)))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             probe.connect(str(runtime_folder() / SOCKET))
+        except BlockingIOError as error:
+            raise UserError(
+                "the daemon of sandboxes does not answer.",
+                fix=f"{log_file()} names its process: kill -CONT it; or kill -KILL it, which ends "
+                "its boxes",
+            ) from error
         except OSError:
             return None
         size = struct.calcsize("3i")

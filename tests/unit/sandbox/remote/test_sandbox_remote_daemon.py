@@ -4,6 +4,7 @@ import asyncio
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -121,8 +122,22 @@ def test_a_daemon_that_is_stopped_is_named_with_the_command_that_helps(folder: P
         assert daemon.running_url() == daemon.ensure_running()
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-        for ask in (daemon.running_url, daemon.ensure_running):
+        for ask in (daemon.running_url, daemon.ensure_running, daemon.stop):
             with pytest.raises(UserError, match=f"kill -CONT {process.pid}"):
                 ask()
         process.kill()
     assert daemon.running_url() is None
+
+
+def test_a_daemon_that_lets_nobody_in_is_not_waited_for_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon, "_CONNECT_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(daemon.runtime_folder() / daemon.SOCKET))
+        listener.listen(0)
+        assert daemon.running_url() is not None
+        verbs = (daemon.running_url, daemon.ensure_running, daemon.stop, daemon.has_died)
+        for ask in (*verbs, daemon.remove_dead_socket):
+            with pytest.raises(UserError, match=r"does not answer.*sandbox\.log names"):
+                ask()
