@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from burnish.core.errors import ClassifiedFailure
 from burnish.sandbox import descriptors
 from burnish.sandbox.archive.stop import Stop
 from burnish.sandbox.config import SandboxConfig
@@ -146,9 +147,9 @@ def test_a_merge_of_a_box_that_has_ended_writes_nothing_into_what_the_host_opens
     assert os.listdir(tmp_path) == []
 
 
-def test_an_import_that_is_cancelled_ends_and_the_box_is_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def importing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Imports do not end by themselves; set when one has begun."""
     begun = threading.Event()
 
     def endless(
@@ -159,22 +160,46 @@ def test_an_import_that_is_cancelled_ends_and_the_box_is_as_it_was(
         while True:
             stop.check()
 
+    monkeypatch.setattr(LayerFiles, "import_tar", endless)
+    return begun
+
+
+def test_an_import_that_is_cancelled_ends_and_the_box_is_as_it_was(
+    importing: threading.Event,
+) -> None:
     async def main() -> None:
         pool = open_pool(SandboxConfig(max_boxes=1))
         if not isinstance(pool, NativePool):
             await pool.close()
             pytest.skip("no native sandbox here")
-        monkeypatch.setattr(LayerFiles, "import_tar", endless)
         async with pool.acquire() as box:
             await box.write_file("kept", b"")
-            importing = asyncio.create_task(box.import_tar(Path("a.tar")))
-            await asyncio.to_thread(begun.wait)
-            importing.cancel()
+            work = asyncio.create_task(box.import_tar(Path("a.tar")))
+            await asyncio.to_thread(importing.wait)
+            work.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await importing
+                await work
             result = await box.exec(("sh", "-c", "ls /half; ls"))
             assert result.stdout == b"kept\n"
             assert result.stderr != b""
+        await pool.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["destroyed", "closed"])
+def test_an_import_ends_with_its_box(importing: threading.Event, how: str) -> None:
+    async def main() -> None:
+        pool = open_pool(SandboxConfig(max_boxes=1))
+        if not isinstance(pool, NativePool):
+            await pool.close()
+            pytest.skip("no native sandbox here")
+        async with pool.acquire() as box:
+            work = asyncio.create_task(box.import_tar(Path("a.tar")))
+            await asyncio.to_thread(importing.wait)
+            await (box.destroy() if how == "destroyed" else pool.close())
+            with pytest.raises(ClassifiedFailure, match=how):
+                await work
         await pool.close()
 
     asyncio.run(main())

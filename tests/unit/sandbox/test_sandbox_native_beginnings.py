@@ -139,3 +139,19 @@ def test_a_box_that_has_ended_lives_again_in_the_state_to_which_it_goes_back(
             await box.rollback(snapshot)
 
     asyncio.run(main())
+
+
+def test_a_box_that_had_ended_before_it_was_destroyed_does_not_live_again(
+    pool: NativePool,
+) -> None:
+    async def main() -> None:
+        async with pool.acquire() as box:
+            snapshot = await box.snapshot()
+            await box.exec(("true",))
+            assert box._init is not None
+            box._init.kill()
+            assert (await box.exec(("true",))).status is ExecStatus.INFRA_ERROR
+        with pytest.raises(ClassifiedFailure, match="destroyed"):
+            await box.rollback(snapshot)
+
+    asyncio.run(main())

@@ -24,7 +24,7 @@ from burnish.sandbox.native.client import failure
 from burnish.sandbox.native.disk_uppers import is_broken
 from burnish.sandbox.native.disks import lost
 from burnish.sandbox.native.gauge import Gauge
-from burnish.sandbox.native.init import ENDED, Init, listening
+from burnish.sandbox.native.init import DESTROYED, ENDED, Init, listening
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Op
 from burnish.sandbox.native.run import Request, Run, beyond_memory, infra_error, refused
@@ -361,7 +361,7 @@ class LiveBox:
         finally:
             if self._lock.locked():
                 # What is being done in it ends at once, and then leaves its state in order.
-                self.end("the box was destroyed")
+                self.end(DESTROYED)
             cancelled = await insist(self._lock.acquire)
             try:
                 await self._destroy()
@@ -372,7 +372,7 @@ class LiveBox:
                 del cancelled
 
     async def _destroy(self) -> None:
-        self._gone = self._gone or "the box was destroyed"
+        self._gone = self._gone.replace(ENDED, DESTROYED) or DESTROYED
         station, group, hold = self._station, self._group, self._hold
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

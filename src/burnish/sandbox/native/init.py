@@ -20,7 +20,9 @@ from burnish.sandbox.native.protocol import HEADER, Ending, Op
 from burnish.sandbox.native.wire import BadReply, Reply
 
 ENDED = "the box has ended"
-"""What its commands say then."""
+"""What its commands say then. A rollback lets it live again."""
+DESTROYED = "the box was destroyed"
+"""What they say afterwards, however it came to its end before: nothing lets it live again."""
 GRACE_S = 30.0
 """For an init on an overloaded machine, beyond what it was asked to do."""
 _REPLY_BYTES = 512

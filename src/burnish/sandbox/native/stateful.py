@@ -52,6 +52,8 @@ class NativeBox(LiveBox):
         self._book = book
         self._spawn = spawn
         self._squashing: asyncio.Task[None] | None = None
+        self._stop: Stop | None = None
+        """Of the import that is under way."""
         self._same_as: Snapshot | None = None
         """Has the files that were frozen last."""
         self.lease: asyncio.TimerHandle | None = None
@@ -206,14 +208,32 @@ class NativeBox(LiveBox):
             OSError: it does not fit into `disk_bytes`, or cannot be read.
             ClassifiedFailure: the box is gone.
         """
-        stop = Stop()
+        stop, cancelled = Stop(), Stop()
+
+        def cancel() -> None:
+            cancelled.set()
+            stop.set()
+
         async with self._lock:
             init = await self._ready()
+            self._stop = stop
+            if self._gone:
+                stop.set()
             importing = asyncio.ensure_future(self._import(init, source, stop))
             try:
-                await uninterrupted(importing, stop.set)
+                await uninterrupted(importing, cancel)
             except Stopped as error:
-                raise asyncio.CancelledError from error
+                if cancelled.is_set:
+                    raise asyncio.CancelledError from error
+                raise failure(self._gone) from error
+            finally:
+                self._stop = None
+
+    def end(self, reason: str) -> None:
+        """See `LiveBox.end`. An import ends too, which would hold up the end of the box."""
+        super().end(reason)
+        if (stop := self._stop) is not None:
+            stop.set()
 
     async def destroy(self) -> None:
         """See `LiveBox.destroy`."""
