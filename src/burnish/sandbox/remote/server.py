@@ -1,7 +1,6 @@
 """A pool as an HTTP application: checks who asks, runs each request once, ends what was left."""
 
 import asyncio
-import hashlib
 import logging
 import re
 import secrets
@@ -18,7 +17,7 @@ from burnish.core.records import Record
 from burnish.sandbox.places import Places
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.answers import answer, check_version, problem, reply
-from burnish.sandbox.remote.bodies import Bodies
+from burnish.sandbox.remote.bodies import Bodies, digest_of
 from burnish.sandbox.remote.config import ServeConfig
 from burnish.sandbox.remote.door import visit_of
 from burnish.sandbox.remote.jobs import Jobs, Owner
@@ -196,6 +195,8 @@ class SandboxServer:
             most = self._config.max_request_bytes
             what = f"the request has more than {most} bytes, the most that this server takes"
             response = problem(request, Refused(ProblemKind.TOO_LARGE, what))
+        except web.RequestPayloadError:
+            response = problem(request, m.Malformed("the body is not encoded as its head says"))
         except web.HTTPException as error:
             what = f"{request.method} {request.path[:100]}: {error.reason}"
             response = problem(request, Refused(ProblemKind.MALFORMED, what))
@@ -232,7 +233,7 @@ class SandboxServer:
         self,
         request: web.Request,
         box: str | None,
-        body: bytes,
+        digest: bytes,
         work: Callable[[], Coroutine[Any, Any, Record]],
     ) -> web.StreamResponse:
         session = self._session(request)
@@ -241,7 +242,6 @@ class SandboxServer:
             raise m.Malformed(f"{m.REQUEST_HEADER} must have 8 to 64 letters, digits, - or _")
         if self._stopping:
             raise Refused(ProblemKind.NO_REQUEST, "the server is stopping")
-        digest = hashlib.blake2b(request.path.encode() + b"\n" + body, digest_size=16).digest()
         job = self._jobs.start(request_id, digest, Owner(session, box), work)
         self._bodies.keep_until(request, job.task)
         return reply(await self._jobs.wait(job, self._config.poll_s))
@@ -254,13 +254,13 @@ class SandboxServer:
         async def one() -> m.BoxInfo:
             return (await work()).boxes[0]
 
-        return await self._run(request, None, body, one)
+        return await self._run(request, None, digest_of(request.path, body), one)
 
     async def _create_many(self, request: web.Request) -> web.StreamResponse:
         body = await self._body(request)
         wanted = m.decode(body, m.CreateBoxes)
         work = self._creation(request, wanted.box, wanted.count)
-        return await self._run(request, None, body, work)
+        return await self._run(request, None, digest_of(request.path, body), work)
 
     def _creation(
         self, request: web.Request, wanted: m.CreateBox, count: int
@@ -285,7 +285,10 @@ class SandboxServer:
         body = await self._body(request)
         box, verb = request.match_info["box"], request.match_info["verb"]
         work = self._worker.prepare(box, self._owner(request), verb, body)
-        return await self._run(request, box, body, work)
+        digest = digest_of(request.path, body)
+        # The work has its own copy: both would be twice what is counted.
+        del body
+        return await self._run(request, box, digest, work)
 
     async def _poll(self, request: web.Request) -> web.StreamResponse:
         job = self._jobs.find(request.match_info["request"], self._session(request))

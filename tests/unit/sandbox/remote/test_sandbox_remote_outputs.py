@@ -1,7 +1,8 @@
 """A server holds so much of what commands write and clients send, and no more."""
 
 import asyncio
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -131,25 +132,82 @@ def test_what_clients_send_is_counted_until_it_has_been_used(
     assert not served.server._server._bodies.taken
 
 
-def test_a_request_that_is_sent_again_after_its_answer_keeps_nothing(
-    serve: Callable[..., Served],
-) -> None:
-    served = serve()
+def http_to(served: Served) -> aiohttp.ClientSession:
+    connector = aiohttp.UnixConnector(served.url.removeprefix("http+unix://"))
     headers = {
+        "Accept": m.CONTENT_TYPE,
         "Content-Type": m.CONTENT_TYPE,
         m.SESSION_HEADER: "session-1",
         m.REQUEST_HEADER: "request-1",
     }
+    return aiohttp.ClientSession("http://localhost", connector=connector, headers=headers)
+
+
+def test_a_request_that_is_sent_again_after_its_answer_keeps_nothing(
+    serve: Callable[..., Served],
+) -> None:
+    served = serve()
 
     async def main() -> list[int]:
-        connector = aiohttp.UnixConnector(served.url.removeprefix("http+unix://"))
-        async with aiohttp.ClientSession("http://localhost", connector=connector) as http:
+        async with http_to(served) as http:
             body = m.encode(m.CreateBox())
-            answers = [await http.post("/v4/boxes", data=body, headers=headers) for _ in range(3)]
+            answers = [await http.post("/v4/boxes", data=body) for _ in range(3)]
             return [answer.status for answer in answers]
 
     assert asyncio.run(main()) == [200] * 3
     assert not served.server._server._bodies.taken
+
+
+def test_a_body_is_in_memory_once_while_it_is_worked_on(
+    serve: Callable[..., Served], connect: Callable[..., RemotePool]
+) -> None:
+    served = serve()
+
+    async def body() -> AsyncIterator[bytes]:
+        message = m.encode(m.Exec(argv=(b"wait",), stdin=b"1"))
+        # The length of a byte string is in the four bytes before it.
+        head, tail = message.split(b"\xc4\x011")
+        yield head + b"\xc6" + (16 * MIB).to_bytes(4, "big")
+        for _ in range(16):
+            yield bytes(MIB)
+        yield tail
+
+    async def main() -> int:
+        async with connect(served.url).acquire() as box, http_to(served) as http:
+            path = f"/v4/boxes/{box.id}/exec"
+            tracemalloc.start()
+            try:
+                work = asyncio.ensure_future(http.post(path, data=body()))
+                while not served.pool.num_started:
+                    await served.pool.pause()
+                held, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            served.pool.go.set()
+            assert (await work).status == 200
+            return held
+
+    assert 16 * MIB <= asyncio.run(main()) < 24 * MIB
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/v4/boxes"), ("PUT", "/v4/files")])
+def test_a_body_that_cannot_be_decoded_is_the_clients_mistake(
+    serve: Callable[..., Served], method: str, path: str
+) -> None:
+    served = serve()
+
+    async def main() -> tuple[int, bytes]:
+        async with http_to(served) as http:
+            # The library would encode it.
+            sent = http.request(
+                method, path, data=b"no gzip", headers={"Content-Encoding": "gzip"}, compress=False
+            )
+            async with sent as answer:
+                return answer.status, await answer.read()
+
+    status, answer = asyncio.run(main())
+    assert status == 400
+    assert m.decode(answer, m.Problem).message.endswith("not encoded as its head says")
 
 
 def test_a_body_takes_what_has_come_of_it_and_gives_all_back() -> None:
