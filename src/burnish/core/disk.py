@@ -148,8 +148,9 @@ def write_atomically(path: Path, data: bytes) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends without an error.
 
-    Until then it has no name, so that nothing stays behind however this process ends; only where
-    the file system has no such files (NFS) it has a hidden one. Durable afterwards.
+    Until then it has no name, so that nothing stays behind however this process ends; but for the
+    moment of the rename, and where the file system has no such files (NFS), it has a hidden one.
+    Durable afterwards.
 
     Raises:
         DiskFullError: the old file, if any, is untouched.
