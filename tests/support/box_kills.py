@@ -43,9 +43,17 @@ def control_groups(owner_pid: int) -> list[Path]:
 
 def has_prepared(helper: int) -> bool:
     """It makes the child of its next box ahead, or its network where boxes are born in a group."""
-    links = [f"/proc/{helper}/fd/{number}" for number in os.listdir(f"/proc/{helper}/fd")]
-    networks = [link for link in links if os.path.lexists(link) and "net:" in os.readlink(link)]
+    networks = [path for path in open_files(helper) if path.startswith("net:")]
     return len(children(helper)) + len(networks) > 1
+
+
+def open_files(pid: int) -> list[str]:
+    """What its descriptors stand for; those that it closes meanwhile are left out."""
+    found = []
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def held(pool: NativePool) -> Held:
@@ -70,10 +78,7 @@ def survey(pool: NativePool) -> Held:
     helper = station.helper.pid
     while pool._config.helper == "c" and not has_prepared(helper):
         continue
-    opened = []
-    for name in os.listdir(f"/proc/{helper}/fd"):
-        with contextlib.suppress(FileNotFoundError):
-            opened.append(os.readlink(f"/proc/{helper}/fd/{name}"))
+    opened = open_files(helper)
     groups = pool._stations._groups
     return {
         "processes": len(descendants(helper)),

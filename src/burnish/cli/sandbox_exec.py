@@ -123,7 +123,7 @@ def _run(
     box: str, command: tuple[str, ...], bounds: Bounds, options: dict[str, Any]
 ) -> "ExecResult":
     from burnish.cli.sandbox_daemon import with_box
-    from burnish.sandbox.remote.box import infra_error
+    from burnish.sandbox.outcome import infra_error
 
     limits = _limits(bounds)
     cwd = options["cwd"]

@@ -4,7 +4,7 @@ import signal
 from enum import StrEnum
 from typing import NamedTuple
 
-from burnish.core.boxes import ExecStatus
+from burnish.core.boxes import ExecResult, ExecStatus, Usage
 
 
 class Cause(StrEnum):
@@ -170,3 +170,22 @@ def _not_started(evidence: Evidence) -> str:
     if evidence.cause is Cause.START:
         return "the box did not start in time"
     return f"the box did not start: {said[:300] or f'its monitor ended with {evidence.wait_code}'}"
+
+
+def infra_error(message: str) -> ExecResult:
+    """The box failed; says nothing about the program."""
+    return refused(ExecStatus.INFRA_ERROR, message)
+
+
+def refused(status: ExecStatus, message: str) -> ExecResult:
+    """The result of a command that was not run, or of which nothing is known."""
+    return ExecResult(
+        status=status,
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        usage=Usage(wall_s=0.0),
+        message=" ".join(message.split()),
+    )

@@ -22,13 +22,13 @@ from burnish.core.boxes import (
     Sandbox,
     Snapshot,
     StatefulSandbox,
-    Usage,
 )
 from burnish.core.errors import one_line
 from burnish.sandbox.audit import events
 from burnish.sandbox.audit.log import AuditFailure, BoxLog
 from burnish.sandbox.audit.logs import AuditLogs
 from burnish.sandbox.forwarding import ForwardingBox, ForwardingStatefulBox
+from burnish.sandbox.outcome import infra_error
 
 Result = TypeVar("Result")
 
@@ -139,12 +139,12 @@ class AuditedBox(ForwardingBox):
         try:
             place = self._log.append(started)
         except AuditFailure as error:
-            return _refused(error)
+            return infra_error(error.failure.message)
         result = await self._try("exec", place.number, call)
         try:
             self._log.append(self._ended(place.number, result))
         except AuditFailure as error:
-            return _refused(error)
+            return infra_error(error.failure.message)
         return result
 
     async def set_allow(self, allow: tuple[str, ...]) -> None:
@@ -317,16 +317,3 @@ def _inherit(created: events.Created, parent: str, snapshot: str | None) -> even
 def _digest_of_file(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _refused(error: AuditFailure) -> ExecResult:
-    return ExecResult(
-        status=ExecStatus.INFRA_ERROR,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=error.failure.message,
-    )

@@ -12,12 +12,10 @@ import msgspec
 from burnish.core.boxes import (
     Capabilities,
     ExecResult,
-    ExecStatus,
     Feature,
     Limits,
     Policy,
     Sandbox,
-    Usage,
 )
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.sandbox.batches import Batches
@@ -40,6 +38,7 @@ from burnish.sandbox.keeper.protocol import (
 from burnish.sandbox.lease import leased
 from burnish.sandbox.limits import check_enforced, check_limits, check_policy
 from burnish.sandbox.network.base import PROXY_PORT, NetworkProvider
+from burnish.sandbox.outcome import infra_error
 
 
 class KeptBox:
@@ -195,7 +194,7 @@ class KeptBox:
                     request = msgspec.structs.replace(request, env=_encoded({**extra, **env}))
                     done = await self._ask(request)
         except (OSError, ClassifiedFailure) as error:
-            return _infra_error(self._gone or str(error))
+            return infra_error(self._gone or str(error))
         assert done.result is not None
         return done.result
 
@@ -382,16 +381,3 @@ def _keeps_nothing(client: KeeperClient) -> UserError:
 
 def _encoded(env: Mapping[str, str]) -> dict[str, bytes]:
     return {name: os.fsencode(value) for name, value in env.items()}
-
-
-def _infra_error(message: str) -> ExecResult:
-    return ExecResult(
-        status=ExecStatus.INFRA_ERROR,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=" ".join(message.split()),
-    )

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Protocol
 
-from burnish.core.boxes import ExecResult, ExecStatus, Limits, Usage
+from burnish.core.boxes import ExecResult, ExecStatus, Limits
 from burnish.core.errors import UserError
 from burnish.sandbox import files
 from burnish.sandbox.cgroup import Controllers
@@ -26,6 +26,7 @@ from burnish.sandbox.keeper.process import (
 from burnish.sandbox.keeper.protocol import Exec
 from burnish.sandbox.keeper.storage import BoxFiles, Storage
 from burnish.sandbox.limits import ulimits
+from burnish.sandbox.outcome import refused
 from burnish.sandbox.proctree import TreeUsage, read_processes, tree_usage
 
 _REMOVAL_TRIES = 50
@@ -227,16 +228,16 @@ class StoredBox(ABC):
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            return _refused(ExecStatus.DISK, "the box already holds more than its disk limits")
+            return refused(ExecStatus.DISK, "the box already holds more than its disk limits")
         if mount_anew:
             await self._cool_down()
         if self._files.used_bytes() > limits.memory_bytes + limits.swap_bytes:
-            return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+            return refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
         if self._group is not None:
             try:
                 self._group.set_limits(self._group_limits(limits))
             except OSError:
-                return _refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
+                return refused(ExecStatus.OOM, "the box already holds more than memory_bytes")
         return None
 
     async def _join(self, limits: Limits, launch: Launched) -> None:
@@ -299,17 +300,4 @@ def _stateless() -> UserError:
         "boxes have no snapshots here.",
         fix="use the native sandbox, or runc as root with CRIU 4 or later in PATH "
         "(`burnish doctor` says what is missing)",
-    )
-
-
-def _refused(status: ExecStatus, message: str) -> ExecResult:
-    return ExecResult(
-        status=status,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=message,
     )

@@ -27,10 +27,11 @@ from burnish.sandbox.native.gauge import Gauge
 from burnish.sandbox.native.init import DESTROYED, ENDED, Init, listening
 from burnish.sandbox.native.making import Making
 from burnish.sandbox.native.protocol import Op
-from burnish.sandbox.native.run import Request, Run, beyond_memory, infra_error, refused
+from burnish.sandbox.native.run import Request, Run, beyond_memory
 from burnish.sandbox.native.services import Services
 from burnish.sandbox.native.station import Station, kind_of
 from burnish.sandbox.network.base import Attachment
+from burnish.sandbox.outcome import infra_error, refused
 
 T = TypeVar("T")
 _DEFAULTS = Limits()

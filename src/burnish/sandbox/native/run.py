@@ -23,7 +23,7 @@ from burnish.sandbox.native.gauge import Gauge, Totals
 from burnish.sandbox.native.init import GRACE_S, Init
 from burnish.sandbox.native.protocol import HEADER, MAX_MESSAGE_BYTES, Ending, Flag, Op
 from burnish.sandbox.native.wire import BadReply, Exited
-from burnish.sandbox.outcome import Cause, Seen, cpu_used_up, judge
+from burnish.sandbox.outcome import Cause, Seen, cpu_used_up, infra_error, judge, refused
 from burnish.sandbox.outcome import Ending as Verdict
 
 # Watching two pipes costs 80 us, and with all processors busy most commands still end before this.
@@ -319,11 +319,6 @@ def _what_failed(job: wire.Job, number: int) -> bytes:
     return os.fsencode(name)
 
 
-def infra_error(message: str) -> ExecResult:
-    """The box failed; says nothing about the program."""
-    return refused(ExecStatus.INFRA_ERROR, message)
-
-
 def beyond_memory(error: OSError) -> ExecResult:
     """The result where a control group does not take limits because the box holds more already.
 
@@ -339,17 +334,3 @@ def beyond_memory(error: OSError) -> ExecResult:
             fix="lower limits.num_pids, cpus or the rates of disks",
         ) from error
     raise error
-
-
-def refused(status: ExecStatus, message: str) -> ExecResult:
-    """A command that was not run."""
-    return ExecResult(
-        status=status,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=" ".join(message.split()),
-    )

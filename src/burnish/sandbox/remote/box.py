@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from burnish.core.boxes import ExecResult, ExecStatus, Limits, Snapshot, StatefulSandbox, Usage
+from burnish.core.boxes import ExecResult, Limits, Snapshot, StatefulSandbox
 from burnish.core.disk import replaceable, replacing
 from burnish.core.errors import ClassifiedFailure, UserError
 from burnish.core.records import Record
@@ -16,6 +16,7 @@ from burnish.sandbox.commands import check_argv
 from burnish.sandbox.descriptors import in_threads
 from burnish.sandbox.files import check_limit, split_path
 from burnish.sandbox.limits import check_enforced, check_limits
+from burnish.sandbox.outcome import infra_error
 from burnish.sandbox.remote import messages as m
 from burnish.sandbox.remote.messages import ProblemKind
 from burnish.sandbox.remote.problems import RemoteFailure
@@ -232,17 +233,3 @@ def box_path(box_id: str, url: str) -> str:
     if not _BOX_ID.fullmatch(box_id):
         raise RemoteFailure(ProblemKind.NO_BOX, url, "there is no box of that name")
     return f"/v4/boxes/{box_id}"
-
-
-def infra_error(message: str) -> ExecResult:
-    """The result of a command of which nothing is known."""
-    return ExecResult(
-        status=ExecStatus.INFRA_ERROR,
-        exit_code=None,
-        signal=None,
-        stdout=b"",
-        stderr=b"",
-        truncated=False,
-        usage=Usage(wall_s=0.0),
-        message=" ".join(message.split()),
-    )
