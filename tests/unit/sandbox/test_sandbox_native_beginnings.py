@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import os
+import select
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -153,5 +156,25 @@ def test_a_box_that_had_ended_before_it_was_destroyed_does_not_live_again(
             assert (await box.exec(("true",))).status is ExecStatus.INFRA_ERROR
         with pytest.raises(ClassifiedFailure, match="destroyed"):
             await box.rollback(snapshot)
+
+    asyncio.run(main())
+
+
+def test_an_import_into_a_box_that_has_ended_says_so(pool: NativePool, tmp_path: Path) -> None:
+    tarfile.open(tmp_path / "a.tar", "w").close()
+
+    async def main() -> None:
+        async with pool.acquire() as box:
+            snapshot = await box.snapshot()
+            await box.exec(("true",))
+            assert box._init is not None
+            process = os.pidfd_open(box._init.pid)
+            box._init.kill()
+            select.select((process,), (), ())
+            os.close(process)
+            with pytest.raises(ClassifiedFailure, match="the box has ended"):
+                await box.import_tar(tmp_path / "a.tar")
+            await box.rollback(snapshot)
+            await box.import_tar(tmp_path / "a.tar")
 
     asyncio.run(main())

@@ -319,6 +319,9 @@ class NativeBox(LiveBox):
                 raise
             except ValueError as error:
                 raise ValueError(f"{source}: {error}") from error
+            except (FileNotFoundError, ProcessLookupError) as error:
+                # Not the archive, which would be a mistake of the user: the root of the box.
+                raise failure(self._gone or ENDED) from error
             finally:
                 os.close(into)
             if not await station.freeze(init, self._hold):
