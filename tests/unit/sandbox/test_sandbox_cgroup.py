@@ -8,7 +8,7 @@ import pytest
 
 from burnish.core.boxes import Limits
 from burnish.sandbox.cgroup import Controllers, find_controllers, move_members, owner_name, sweep
-from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, ControlFiles, Counters, disks
+from burnish.sandbox.cgroup_files import OVERHEAD_PIDS, BoxGroup, ControlFiles, Counters, disks
 from burnish.sandbox.cgroup_v1 import GroupV1
 from burnish.sandbox.cgroup_v2 import GroupV2
 from burnish.sandbox.native.groups import Groups
@@ -341,6 +341,25 @@ def test_a_box_is_not_told_the_peak_of_the_one_before(
     first = groups.take()
     groups.give(first)
     assert (groups.take() is first) is resets
+
+
+def test_a_group_that_is_made_while_all_are_closed_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "owner"
+    base.mkdir()
+    groups = Groups(Controllers(2, {"memory": base, "pids": base}), keep_open=False)
+    make = Controllers.make
+
+    def make_late(controllers: Controllers, box: str, *, keep_open: bool) -> BoxGroup:
+        made = make(controllers, box, keep_open=keep_open)
+        groups.close()
+        return made
+
+    monkeypatch.setattr(Controllers, "make", make_late)
+    with pytest.raises(OSError, match="closed"):
+        groups.take()
+    assert os.listdir(tmp_path) == []
 
 
 def test_without_a_peak_there_is_nothing_to_tell(tmp_path: Path) -> None:
