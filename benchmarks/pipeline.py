@@ -207,20 +207,26 @@ def main() -> None:
     families = options.family or (["mixed"] if options.quick else list(FAMILIES))
     size = options.accelerators
     systems = SYSTEMS if size == SMALL else ("sync", "flow")
-    jobs = [(f, name, seed, steps, size)
-            for f in families for name in systems for seed in range(seeds)]  # fmt: skip
+    if size < SMALL:
+        parser.error(f"--accelerators {size}: at least {SMALL}")
     found: dict[str, dict[str, list[PipelineResult]]] = {f: {} for f in families}
+    rows: list[dict[str, Any]] = []
+
+    def tell(new: list[dict[str, Any]]) -> None:
+        rows.extend(new)
+        print(*map(show, new), sep="\n", flush=True)
+
     with ProcessPoolExecutor(2) as pool:
-        for family, name, result in pool.map(trial, jobs):
-            found[family].setdefault(name, []).append(result)
-    if size == SMALL:
-        rows = [row for family in families for row in rows_of(family, found[family])]
-    else:
-        rows = [row for family in families for row in large_rows(family, found[family], size)]
+        for family in families:
+            jobs = [(family, name, seed, steps, size) for name in systems for seed in range(seeds)]
+            for _, name, result in pool.map(trial, jobs):
+                found[family].setdefault(name, []).append(result)
+            small = size == SMALL
+            tell(
+                rows_of(family, found[family]) if small else large_rows(family, found[family], size)
+            )
     if {"mixed", "heavy tail"} <= set(families) and size == SMALL:
-        rows.append(tail_row(found["mixed"], found["heavy tail"]))
-    for row in rows:
-        print(show(row))
+        tell([tail_row(found["mixed"], found["heavy tail"])])
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
