@@ -14,7 +14,7 @@ import socket
 import subprocess
 from typing import NamedTuple, Protocol
 
-from burnish.core.boxes import ExecResult, ExecStatus, Usage
+from burnish.core.boxes import ExecResult
 from burnish.core.errors import FileTooLargeError, UserError, one_line
 from burnish.sandbox.keeper.pipes import above_shell
 from burnish.sandbox.keeper.protocol import (
@@ -40,6 +40,7 @@ from burnish.sandbox.keeper.protocol import (
     encode,
 )
 from burnish.sandbox.keeper.stored_box import StoredBox
+from burnish.sandbox.outcome import infra_error
 
 
 class Start(NamedTuple):
@@ -240,16 +241,7 @@ async def _run(box: StoredBox, request: Exec) -> ExecResult:
     try:
         return await box.run(argv, request)
     except (OSError, subprocess.SubprocessError) as error:
-        return ExecResult(
-            status=ExecStatus.INFRA_ERROR,
-            exit_code=None,
-            signal=None,
-            stdout=b"",
-            stderr=b"",
-            truncated=False,
-            usage=Usage(wall_s=0.0),
-            message=one_line(error),
-        )
+        return infra_error(one_line(error))
 
 
 def send_hello(connection: socket.socket, hello: Hello) -> None:
