@@ -373,7 +373,7 @@ class LiveBox:
                 del cancelled
 
     async def _destroy(self) -> None:
-        self._gone = self._gone.replace(ENDED, DESTROYED) or DESTROYED
+        self._gone = DESTROYED if self._gone in ("", ENDED) else self._gone
         station, group, hold = self._station, self._group, self._hold
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
