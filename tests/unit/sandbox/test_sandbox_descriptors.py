@@ -107,6 +107,15 @@ def test_cancellation_tells_the_thread_to_end() -> None:
     asyncio.run(main())
 
 
+async def native_pool() -> NativePool:
+    """Of one box."""
+    pool = open_pool(SandboxConfig(max_boxes=1))
+    if not isinstance(pool, NativePool):
+        await pool.close()
+        pytest.skip("no native sandbox here")
+    return pool
+
+
 def test_a_merge_of_a_box_that_has_ended_writes_nothing_into_what_the_host_opens_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,10 +135,7 @@ def test_a_merge_of_a_box_that_has_ended_writes_nothing_into_what_the_host_opens
             done.set()
 
     async def main() -> None:
-        pool = open_pool(SandboxConfig(max_boxes=1))
-        if not isinstance(pool, NativePool):
-            await pool.close()
-            pytest.skip("no native sandbox here")
+        pool = await native_pool()
         monkeypatch.setattr(LayerFiles, "squash", held)
         async with pool.acquire() as box:
             for i in range(SQUASH_DEPTH):
@@ -168,10 +174,7 @@ def test_an_import_that_is_cancelled_ends_and_the_box_is_as_it_was(
     importing: threading.Event,
 ) -> None:
     async def main() -> None:
-        pool = open_pool(SandboxConfig(max_boxes=1))
-        if not isinstance(pool, NativePool):
-            await pool.close()
-            pytest.skip("no native sandbox here")
+        pool = await native_pool()
         async with pool.acquire() as box:
             await box.write_file("kept", b"")
             work = asyncio.create_task(box.import_tar(Path("a.tar")))
@@ -190,10 +193,7 @@ def test_an_import_that_is_cancelled_ends_and_the_box_is_as_it_was(
 @pytest.mark.parametrize("how", ["destroyed", "closed"])
 def test_an_import_ends_with_its_box(importing: threading.Event, how: str) -> None:
     async def main() -> None:
-        pool = open_pool(SandboxConfig(max_boxes=1))
-        if not isinstance(pool, NativePool):
-            await pool.close()
-            pytest.skip("no native sandbox here")
+        pool = await native_pool()
         async with pool.acquire() as box:
             work = asyncio.create_task(box.import_tar(Path("a.tar")))
             await asyncio.to_thread(importing.wait)
