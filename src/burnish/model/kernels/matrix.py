@@ -15,6 +15,8 @@ from burnish.model.kernels.memory import lazy_zeros
 
 _P, _I, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 _PANEL = 16
+MOST_INPUTS = 128 << 10
+"""Widest rows; ROOM of gemm_wide.h."""
 
 
 class MatrixView(ctypes.Structure):
@@ -35,8 +37,9 @@ class PackedMatrix:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False) -> None:
-        """Pack a copy of `weight`, bf16 or fp32 that is rounded."""
+        """Pack a copy of `weight`, bf16 or fp32 that is rounded; I is at most `MOST_INPUTS`."""
         self.outputs, self.inputs = weight.shape
+        assert self.inputs <= MOST_INPUTS
         self.is_gated = gated
         if gated:
             assert self.outputs % 2 == 0

@@ -19,7 +19,7 @@ from torch import Tensor
 from burnish.model.config import ModelConfig
 from burnish.model.decoder import Attend
 from burnish.model.kernels.library import function, kernels
-from burnish.model.kernels.matrix import MatrixView, PackedMatrix
+from burnish.model.kernels.matrix import MOST_INPUTS, MatrixView, PackedMatrix
 from burnish.model.kernels.memory import lazy_zeros
 from burnish.model.kernels.native_adapted import AdaptedLayer, LayerParts, Region, regions
 from burnish.model.kernels.norm import rms_norm
@@ -235,6 +235,8 @@ def native_problem(config: ModelConfig) -> str | None:
     widths = (config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size)
     if any(width % 2 for width in (*widths, config.head_dim)):
         return f"a width of the model is odd: {widths}"
+    if max(widths) > MOST_INPUTS:
+        return f"a width of the model is over {MOST_INPUTS:,}: {widths}"
     return None
 
 

@@ -10,9 +10,9 @@ from burnish.model.config import ModelConfig
 from burnish.model.decoder import Decoder
 from burnish.model.kernels.attention import PagedLayer, PageKind, PageShape
 from burnish.model.kernels.library import Isa
-from burnish.model.kernels.matrix import PackedMatrix
+from burnish.model.kernels.matrix import MOST_INPUTS, PackedMatrix
 from burnish.model.kernels.memory import lazy_zeros
-from burnish.model.kernels.native_decoder import NativeDecoder
+from burnish.model.kernels.native_decoder import NativeDecoder, native_problem
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def set_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def decoder_of(*, qk_norm: bool) -> NativeDecoder:
-    config = ModelConfig(
+def config_of(*, qk_norm: bool, intermediate_size: int = 112) -> ModelConfig:
+    return ModelConfig(
         family="qwen3" if qk_norm else "llama",
         vocab_size=300,
         hidden_size=80,
-        intermediate_size=112,
+        intermediate_size=intermediate_size,
         num_layers=2,
         num_heads=4,
         num_kv_heads=2,
@@ -38,6 +38,10 @@ def decoder_of(*, qk_norm: bool) -> NativeDecoder:
         tie_word_embeddings=True,
         qk_norm=qk_norm,
     )
+
+
+def decoder_of(*, qk_norm: bool) -> NativeDecoder:
+    config = config_of(qk_norm=qk_norm)
     torch.manual_seed(0)
     decoder = Decoder(config)
     return NativeDecoder(config, decoder.state_dict())
@@ -46,6 +50,15 @@ def decoder_of(*, qk_norm: bool) -> NativeDecoder:
 def hidden(model: NativeDecoder, rows: int) -> Tensor:
     ids, positions = torch.arange(rows) % 300, torch.arange(rows) % 64
     return model.hidden(ids, positions, lambda _layer, q, k, v: q + k.repeat(1, 2, 1) * v.mean())
+
+
+@pytest.mark.parametrize(("width", "problem"), [(111, "odd"), (MOST_INPUTS + 2, "over 131,072")])
+@pytest.mark.usefixtures("isa")
+def test_widths_that_the_products_cannot_take_are_named(width: int, problem: str) -> None:
+    assert native_problem(config_of(qk_norm=False)) is None
+    found = native_problem(config_of(qk_norm=False, intermediate_size=width))
+    assert found is not None
+    assert problem in found
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from burnish.model.kernels.library import Isa
 from burnish.model.kernels.matrix import (
+    MOST_INPUTS,
     PackedMatrix,
     all_finite,
     gated_reference,
@@ -63,7 +64,7 @@ def test_the_gate_is_that_of_torch_for_any_shape(isa: Isa) -> None:
     check()
 
 
-@pytest.mark.parametrize("inputs", [1, 31, 96])
+@pytest.mark.parametrize("inputs", [1, 31, 96, 700])
 def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(isa: Isa, inputs: int) -> None:
     x, weight, bias = _operands(257, inputs, 83)
     packed = PackedMatrix(weight, bias)
@@ -79,6 +80,18 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_threads(isa: Isa, inp
             assert torch.equal(packed.linear(x), whole)
         finally:
             torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("inputs", [5462, 14_336, MOST_INPUTS])
+def test_so_have_rows_that_no_cache_holds(isa: Isa, inputs: int) -> None:
+    x, weight, _ = _operands(30, inputs, 36)
+    packed = PackedMatrix(weight)
+    whole = packed.linear_fp32(x)
+    for rows in (1, 4, 9, 13, 25):
+        assert torch.equal(packed.linear_fp32(x[:rows]), whole[:rows])
+    expected = x.double() @ weight.double().T
+    size = x.double().abs() @ weight.double().abs().T
+    assert bool(((whole.double() - expected).abs() <= size * 2 * (inputs + 2) * 2**-24).all())
 
 
 def test_fused_gate_and_separate_operators_have_the_same_bits(isa: Isa) -> None:

@@ -4,13 +4,16 @@
 
 #include "functions.h"
 
-/* 2 rows x 2 panels: 8 sums of 8, and what weights and inputs need, out of 16 registers. */
-#define MAX_ROWS 2
+/* 6 rows x 1 panel: 12 sums of 8, 2 registers of weights and one of inputs out of 16. Few rows take
+   more panels, to have as many sums under way. */
+#define MAX_ROWS 6
 #define MAX_PANELS 2
-#define ROWS_OF(CASE, P) CASE(1, P) CASE(2, P)
-#define ALL_TILES(CASE) ROWS_OF(CASE, 1) ROWS_OF(CASE, 2)
+#define FEW_ROWS 2
+#define PANELS_OF_MANY 1
+#define ALL_TILES(CASE)                                                                          \
+    CASE(1, 1) CASE(2, 1) CASE(3, 1) CASE(4, 1) CASE(5, 1) CASE(6, 1) CASE(1, 2) CASE(2, 2)
 
-#include "pairs.h"
+#include "gemm_wide.h"
 
 #include "gemm.h"
 #include "layer.h"

@@ -23,5 +23,7 @@ static inline vec add_products(vec sum, weights w, inputs x) {
     return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x);
 }
 
+#include "gemm_pairs.h"
+
 #include "gemm.h"
 #include "layer.h"
