@@ -9,10 +9,11 @@ INLINE void add_unit(const row_task *t, const key_block *block, int u, int64_t p
     vec found[UNIT_VECS], factor = v_set(t->batch->scale * 1.44269504f);
     for (int v = 0; v < UNIT_VECS; v++) found[v] = v_zero();
     for (int64_t s = 0; s < t->words; s++)
-        for (int v = 0; v < UNIT_VECS; v++)
-            found[v] = dot(query + s,
-                           operand_of(block->keys[u * UNIT_VECS + v] + s * LINE_BYTES, wide),
-                           found[v], wide);
+        for (int pass = 0; pass < passes_of(wide); pass++)
+            for (int v = 0; v < UNIT_VECS; v++) {
+                const char *words = block->keys[u * UNIT_VECS + v] + s * LINE_BYTES;
+                found[v] = dot(query, s, operand_of(words, wide, pass), found[v], wide, pass);
+            }
     for (int v = 0; v < UNIT_VECS; v++) {
         vec x = v_mul(found[v], factor);
         if (block->scaled) x = v_mul(x, v_load(block->key_scales + u * UNIT_KEYS + v * LANES));
@@ -39,13 +40,9 @@ static void mass_row(const row_task *t, int64_t token, int64_t head, char *copie
     row_task own = *t;
     own.head_from = head / t->group, own.head_to = own.head_from + 1;
     int64_t at = (token * t->batch->heads + head) * s->width, last = t->span->start, page = -1;
-    if (!t->batch->is_f32)
-        memcpy(query, (const bf16 *)t->batch->queries + at, (size_t)s->width * 2);
-    else if (wide)
-        memcpy(query, (const float *)t->batch->queries + at, (size_t)s->width * 4);
-    else
-        for (int64_t i = 0; i < s->width; i++)
-            ((bf16 *)query)[i] = narrowed(((const float *)t->batch->queries)[at + i]);
+    const void *from = (const char *)t->batch->queries + at * (t->batch->is_f32 ? 4 : 2);
+    if (wide) memcpy(query, from, (size_t)s->width * 4);
+    else take_row(from, (int)t->batch->is_f32, s->width, query);
     float top = -INFINITY, sum = 0.0f;
     for (int64_t start = 0; start <= last; start += BLOCK_KEYS) {
         key_block block;

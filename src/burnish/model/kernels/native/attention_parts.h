@@ -83,12 +83,25 @@ INLINE void finish_row(const row_task *t, int64_t row, float top, const float *s
     }
 }
 
+/* Numbers of a row as products of bf16 pairs take them. */
+INLINE void take_row(const void *from, int is_f32, int64_t width, uint32_t *to) {
+    if (!WIDE_ROWS && !is_f32) {
+        memcpy(to, from, (size_t)width * 2);
+        return;
+    }
+    for (int64_t i = 0; i < width; i++) {
+        bf16 x = is_f32 ? narrowed(((const float *)from)[i]) : ((const bf16 *)from)[i];
+        if (WIDE_ROWS) ((float *)to)[i] = widened(x);
+        else ((bf16 *)to)[i] = x;
+    }
+}
+
 /* Queries of the task's rows, one after the other, in the numbers of the products. */
 INLINE void take_queries(const row_task *t, const row_space *w, enum products products) {
     int64_t rows = rows_of(t), width = t->store->width;
     for (int64_t row = 0; row < rows; row++) {
         int64_t at = place_of(t, row);
-        uint32_t *words = w->queries + row * t->words;
+        uint32_t *words = w->queries + row * row_words(t, products);
         const void *from = (const char *)t->batch->queries + at * (t->batch->is_f32 ? 4 : 2);
         if (products == PRODUCTS_BYTES) {
 #if HAS_BYTE_PRODUCTS
@@ -97,11 +110,10 @@ INLINE void take_queries(const row_task *t, const row_space *w, enum products pr
                 plain[i] = number_at(from, i, (int)t->batch->is_f32);
             w->steps[row] = split_query(plain, width, words, w->biases + row);
 #endif
-        } else if (!t->batch->is_f32 || products == PRODUCTS_F32) {
+        } else if (products == PRODUCTS_F32) {
             memcpy(words, from, (size_t)t->words * 4);
         } else {
-            for (int64_t i = 0; i < width; i++)
-                ((bf16 *)words)[i] = narrowed(((const float *)from)[i]);
+            take_row(from, (int)t->batch->is_f32, width, words);
         }
     }
 }

@@ -63,6 +63,10 @@ INLINE int64_t rows_per_head(const row_task *t) { return (t->to - t->from) * t->
 INLINE int64_t rows_of(const row_task *t) {
     return (t->head_to - t->head_from) * rows_per_head(t);
 }
+/* From one row of queries to the next. */
+INLINE int64_t row_words(const row_task *t, enum products products) {
+    return WIDE_ROWS && products == PRODUCTS_PAIRS ? t->store->width : t->words;
+}
 INLINE int64_t position_of(const row_task *t, int64_t row) {
     return t->span->start + t->from + row % rows_per_head(t) / t->group;
 }
@@ -181,7 +185,7 @@ INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t
             if (block->scaled) p = v_mul(p, v_load(block->value_scales + i));
             if (products == PRODUCTS_BYTES) v_store(scores + i, p);
             else if (products == PRODUCTS_F32) v_store((float *)weights + i, p);
-            else store_weights((bf16 *)weights + i, p);
+            else store_weights(weights, i, p);
         }
     v_store(sums, total);
     *top = now;
@@ -208,7 +212,8 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
     uint32_t weights[SCORES] __attribute__((aligned(64)));
     float fade[TILE_ROWS], step[TILE_ROWS];
     int32_t bias[TILE_ROWS];
-    const uint32_t *queries = w->queries + row * t->words;
+    const int64_t stride = row_words(t, products);
+    const uint32_t *queries = w->queries + row * stride;
     for (int v = 0; v < units * UNIT_VECS; v += TILE_VECS) {
         int vecs = vecs_from(units * UNIT_KEYS, v * LANES);
         float *to = scores + v * LANES;
@@ -218,7 +223,7 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
                         block->keys + v, block->next_keys, to);
 #endif
         if (!bytes)
-            score_rows(count, vecs, t->words, queries, t->words, block->keys + v,
+            score_rows(count, vecs, t->words, queries, stride, block->keys + v,
                        block->next_keys, to, wide);
     }
     for (int r = 0; r < count; r++) {

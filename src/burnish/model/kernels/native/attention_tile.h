@@ -19,57 +19,39 @@ enum products { PRODUCTS_PAIRS, PRODUCTS_F32, PRODUCTS_BYTES, PRODUCTS_TILES };
 #define HAS_TILES 0
 #endif
 
-/* One vector of words, ready to be multiplied by a broadcast word. */
+/* Products with words of bf16 pairs go by PASSES over the numbers of a word. Without an instruction for
+   pairs they are two, the odd numbers' first, and rows hold fp32 numbers. */
 #ifdef __AVX512BF16__
-enum { TILE_ROWS = 6 };
-typedef struct {
-    __m512i both;
-} operand;
-INLINE operand operand_of(const char *words, int wide) {
-    (void)wide;
-    return (operand){_mm512_loadu_si512(words)};
+enum { TILE_ROWS = 6, WIDE_ROWS = 0 };
+/* One vector of words, ready to be multiplied by a broadcast word. */
+typedef __m512i operand;
+INLINE operand operand_of(const char *words, int wide, int pass) {
+    (void)wide, (void)pass;
+    return _mm512_loadu_si512(words);
 }
-INLINE vec dot(const uint32_t *word, operand b, vec sum, int wide) {
-    if (wide) return v_fma(_mm512_castsi512_ps(_mm512_set1_epi32((int)*word)),
-                           _mm512_castsi512_ps(b.both), sum);
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32((int)*word), (__m512bh)b.both);
+/* `row[s]` times an operand; in the second pass the other number of the same word. */
+INLINE vec dot(const uint32_t *row, int64_t s, operand b, vec sum, int wide, int pass) {
+    (void)pass;
+    __m512i word = _mm512_set1_epi32((int)row[s]);
+    if (wide) return v_fma(_mm512_castsi512_ps(word), _mm512_castsi512_ps(b), sum);
+    return _mm512_dpbf16_ps(sum, (__m512bh)word, (__m512bh)b);
 }
-INLINE void store_weights(bf16 *to, vec x) {
-    _mm256_storeu_si256((void *)to, (__m256i)_mm512_cvtneps_pbh(x));
-}
-#else
-typedef struct {
-    vec low, high;
-} operand;
-#if LANES == 16
-enum { TILE_ROWS = 4 };
-INLINE operand operand_of(const char *words, int wide) {
-    __m512i x = _mm512_loadu_si512(words);
-    if (wide) return (operand){_mm512_castsi512_ps(x), v_zero()};
-    return (operand){_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
-                     _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(~0xffff)))};
+INLINE void store_weights(uint32_t *row, int i, vec x) {
+    _mm256_storeu_si256((void *)((bf16 *)row + i), (__m256i)_mm512_cvtneps_pbh(x));
 }
 #else
-enum { TILE_ROWS = 2 };
-INLINE operand operand_of(const char *words, int wide) {
-    __m256i x = _mm256_loadu_si256((const void *)words);
-    if (wide) return (operand){_mm256_castsi256_ps(x), v_zero()};
-    return (operand){_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
-                     _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(~0xffff)))};
+enum { TILE_ROWS = LANES == 16 ? 6 : 2, WIDE_ROWS = 1 };
+typedef vec operand;
+INLINE operand operand_of(const char *words, int wide, int pass) {
+    vec both = v_load((const float *)(const void *)words);
+    return wide ? both : pass ? v_low_bf16(both) : v_high_bf16(both);
 }
+INLINE vec dot(const uint32_t *row, int64_t s, operand b, vec sum, int wide, int pass) {
+    return v_fma(v_set(((const float *)row)[wide ? s : 2 * s + 1 - pass]), b, sum);
+}
+INLINE void store_weights(uint32_t *row, int i, vec x) { v_store((float *)row + i, v_to_bf16(x)); }
 #endif
-INLINE float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-INLINE vec dot(const uint32_t *word, operand b, vec sum, int wide) {
-    if (wide) return v_fma(v_set(float_of(*word)), b.low, sum);
-    sum = v_fma(v_set(float_of(*word & ~0xffffu)), b.high, sum);
-    return v_fma(v_set(float_of(*word << 16)), b.low, sum);
-}
-INLINE void store_weights(bf16 *to, vec x) { v_store_bf16(to, x); }
-#endif
+INLINE int passes_of(int wide) { return WIDE_ROWS && !wide ? 2 : 1; }
 
 /* Into the second-level cache: the first would have to give up what is being read. Measured on
    Zen 4, pages of 4 KiB in random order: 14 GB/s, to the first level 11, without 9. */
@@ -119,16 +101,21 @@ INLINE void score_tile(int rows, int vecs, int64_t steps, const uint32_t *querie
     for (int64_t s = 0, quarter = 0; quarter < BLOCK_UNITS; quarter++) {
         const char *line = next[quarter];
         for (int64_t end = (quarter + 1) * steps / BLOCK_UNITS; s < end; s++) {
-            operand b[TILE_VECS];
-#pragma GCC unroll 8
-            for (int v = 0; v < vecs; v++) b[v] = operand_of(keys[v] + s * LINE_BYTES, wide);
-#pragma GCC unroll 8
-            for (int i = 0; i < BLOCK_UNITS; i++, line += LINE_BYTES) fetch(line);
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+            for (int pass = 0; pass < passes_of(wide); pass++) {
+                operand b[TILE_VECS];
 #pragma GCC unroll 8
                 for (int v = 0; v < vecs; v++)
-                    sum[r][v] = dot(queries + r * query_stride + s, b[v], sum[r][v], wide);
+                    b[v] = operand_of(keys[v] + s * LINE_BYTES, wide, pass);
+#pragma GCC unroll 8
+                for (int i = 0; i < BLOCK_UNITS && !pass; i++, line += LINE_BYTES) fetch(line);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < vecs; v++)
+                        sum[r][v] =
+                            dot(queries + r * query_stride, s, b[v], sum[r][v], wide, pass);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -144,28 +131,32 @@ INLINE void mix_tile(int rows, int vecs, int64_t steps, const uint32_t *weights,
                      const char *const *values, const char *const *next, int64_t step_bytes,
                      const float *fade, float *acc, int64_t acc_stride, int wide) {
     const int64_t unit_steps = wide ? UNIT_KEYS : UNIT_KEYS / 2;
+    const int64_t unit_words = wide || WIDE_ROWS ? UNIT_KEYS : UNIT_KEYS / 2;
     vec sum[TILE_ROWS][TILE_VECS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int v = 0; v < vecs; v++)
             sum[r][v] = v_mul(v_set(fade[r]), v_load(acc + r * acc_stride + v * LANES));
-    for (; steps > 0; steps -= unit_steps, values++, next++, weights += unit_steps) {
+    for (; steps > 0; steps -= unit_steps, values++, next++, weights += unit_words) {
         int64_t here = steps < unit_steps ? steps : unit_steps;
         const char *unit = *values, *line = *next;
         for (int64_t s = 0; s < here; s++) {
-            operand b[TILE_VECS];
+#pragma GCC unroll 2
+            for (int pass = 0; pass < passes_of(wide); pass++) {
+                operand b[TILE_VECS];
 #pragma GCC unroll 8
-            for (int v = 0; v < vecs; v++) {
-                int64_t at = s * step_bytes + v * LANES * 4;
-                b[v] = operand_of(unit + at, wide);
-                fetch(line + at);
+                for (int v = 0; v < vecs; v++) {
+                    int64_t at = s * step_bytes + v * LANES * 4;
+                    b[v] = operand_of(unit + at, wide, pass);
+                    if (!pass) fetch(line + at);
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+                    for (int v = 0; v < vecs; v++)
+                        sum[r][v] = dot(weights + r * BLOCK_KEYS, s, b[v], sum[r][v], wide, pass);
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-                for (int v = 0; v < vecs; v++)
-                    sum[r][v] = dot(weights + r * BLOCK_KEYS + s, b[v], sum[r][v], wide);
         }
     }
 #pragma GCC unroll 8
@@ -181,16 +172,12 @@ INLINE void mix_tile(int rows, int vecs, int64_t steps, const uint32_t *weights,
     case 2: call(2, vecs); break;                                                                  \
     EXTRA_ROW_CASES(call, vecs)                                                                    \
     }
-#ifdef __AVX512BF16__
+#if LANES == 16
 #define EXTRA_ROW_CASES(call, vecs)                                                                \
     case 3: call(3, vecs); break;                                                                  \
     case 4: call(4, vecs); break;                                                                  \
     case 5: call(5, vecs); break;                                                                  \
     case 6: call(6, vecs); break;
-#elif LANES == 16
-#define EXTRA_ROW_CASES(call, vecs)                                                                \
-    case 3: call(3, vecs); break;                                                                  \
-    case 4: call(4, vecs); break;
 #else
 #define EXTRA_ROW_CASES(call, vecs)
 #endif
