@@ -176,7 +176,11 @@ def test_a_disk_below_memory_changes_no_bit(
         stats = core.tier
         core.close()
     assert [g.token_ids for g in plain] == [g.token_ids for g in tiered]  # type: ignore[union-attr]
-    assert [g.logprobs for g in plain] == [g.logprobs for g in tiered]  # type: ignore[union-attr]
+    for one, other in zip(plain, tiered, strict=True):
+        # PyTorch's products promise no bits: with a disk fewer rows share one, padded to another
+        # length.
+        same = pytest.approx(one.logprobs, abs=1e-4) if isa is Isa.TORCH else one.logprobs  # type: ignore[union-attr]
+        assert other.logprobs == same  # type: ignore[union-attr]
     assert stats.ram_bytes <= tier_of(decoder, 64).ram_bytes
     if kind is not KvPolicyKind.H2O:
         assert stats.spilled > 0
