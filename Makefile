@@ -81,7 +81,7 @@ test: lint
 	$(BIN)/pytest -n $(TEST_WORKERS) --no-loadscope-reorder -m "not slow and not gpu" --durations=10
 
 test-slow: install-dev
-	$(BIN)/pytest -m "slow and not gpu" --durations=10
+	$(BIN)/pytest -n $(TEST_WORKERS) --no-loadscope-reorder -m "slow and not gpu" --durations=10
 
 test-all: test test-slow
 

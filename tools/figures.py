@@ -1,6 +1,8 @@
 """Writes the figures of `make bench` into the README, each with the command that repeats it.
 
 python tools/figures.py build/bench/*.json
+
+Another machine's figures have a table of their own, which `--table` names, as its mark does.
 """
 
 import argparse
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 README = Path(__file__).parents[1] / "README.md"
-BEGIN, END = "<!-- figures: make bench -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- figures: {} -->", "<!-- end of figures -->"
+FIRST = "make bench"
 
 
 def table(files: list[Path]) -> str:
@@ -48,21 +51,23 @@ def cpu_name() -> str:
     return platform.machine()
 
 
-def replaced(text: str, body: str) -> str:
-    """The text with `body` between the marks."""
-    head, begin, rest = text.partition(BEGIN)
+def replaced(text: str, body: str, name: str = FIRST) -> str:
+    """The text with `body` between the marks of the table `name`."""
+    head, begin, rest = text.partition(BEGIN.format(name))
     _, end, tail = rest.partition(END)
-    assert begin, "the README has lost the mark of its figures"
+    assert begin, f"the README has no mark of figures named {name!r}"
     assert end, "the README has lost the end mark of its figures"
-    return f"{head}{BEGIN}\n{body}\n{END}{tail}"
+    return f"{head}{begin}\n{body}\n{END}{tail}"
 
 
 def main() -> None:
     """Rewrite the README."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    files = sorted(parser.parse_args().files)
-    README.write_text(replaced(README.read_text(), table(files)), encoding="utf-8")
+    parser.add_argument("--table", default=FIRST, help="which one, by the name in its mark")
+    options = parser.parse_args()
+    text = replaced(README.read_text(), table(sorted(options.files)), options.table)
+    README.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

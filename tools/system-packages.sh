@@ -1,9 +1,15 @@
 #!/bin/sh
 # Installs the system packages that burnish uses, when that needs no password.
 # Missing bubblewrap is not fatal here: `burnish doctor` names what it costs and the fix.
+#
+#   system-packages.sh PYTHON [COMMAND=PACKAGE ...]    what else to install where COMMAND is missing
 set -eu
 python="$1"
+shift
 missing=""
+for each in "$@"; do
+    command -v "${each%%=*}" >/dev/null 2>&1 || missing="$missing ${each#*=}"
+done
 command -v bwrap >/dev/null 2>&1 || missing="$missing bubblewrap"
 # Without these, boxes are made by a helper in Python, at a third of the speed.
 if ! command -v "${CC:-cc}" >/dev/null 2>&1; then

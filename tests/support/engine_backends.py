@@ -54,7 +54,7 @@ CONFIG = ModelConfig(
 )
 DIALECTS = {"openai": OpenAiDialect, "vllm": VllmDialect, "sglang": SglangDialect}
 VERSION = 4
-VLLM = os.environ.get("BURNISH_VLLM_PYTHON")
+VLLM = os.environ.get("BURNISH_VLLM_PYTHON") or None
 _VLLM_START_S = 240
 
 

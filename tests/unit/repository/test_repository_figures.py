@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 FIGURES = runpy.run_path(str(ROOT / "tools" / "figures.py"))
 ROW = {"name": "decode", "value": 1234.5, "unit": "tokens/s", "peer": "transformers"}
@@ -65,3 +67,12 @@ def test_only_the_text_between_the_marks_changes() -> None:
     assert FIGURES["replaced"](once, "| a |") == once
     assert once.count("| a |") == 1
     assert once.startswith(readme.partition("<!-- figures")[0])
+
+
+def test_each_machine_has_a_table_of_its_own() -> None:
+    marks = "<!-- figures: {} -->\nold {}\n<!-- end of figures -->\n"
+    readme = marks.format("make bench", 1) + marks.format("another", 2)
+    changed = FIGURES["replaced"](readme, "new", "another")
+    assert changed == readme.replace("old 2", "new")
+    with pytest.raises(AssertionError, match="'a third'"):
+        FIGURES["replaced"](readme, "new", "a third")
