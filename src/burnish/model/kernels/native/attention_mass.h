@@ -42,7 +42,7 @@ static void mass_row(const row_task *t, int64_t token, int64_t head, char *copie
     int64_t at = (token * t->batch->heads + head) * s->width, last = t->span->start, page = -1;
     const void *from = (const char *)t->batch->queries + at * (t->batch->is_f32 ? 4 : 2);
     if (wide) memcpy(query, from, (size_t)s->width * 4);
-    else take_row(from, (int)t->batch->is_f32, s->width, query);
+    else take_row(from, (int)t->batch->is_f32, s->width, WIDE_ROWS, query);
     float top = -INFINITY, sum = 0.0f;
     for (int64_t start = 0; start <= last; start += BLOCK_KEYS) {
         key_block block;

@@ -83,15 +83,15 @@ INLINE void finish_row(const row_task *t, int64_t row, float top, const float *s
     }
 }
 
-/* Numbers of a row as products of bf16 pairs take them. */
-INLINE void take_row(const void *from, int is_f32, int64_t width, uint32_t *to) {
-    if (!WIDE_ROWS && !is_f32) {
+/* Numbers of a row rounded to bf16, as pairs or `wide`. */
+INLINE void take_row(const void *from, int is_f32, int64_t width, int wide, uint32_t *to) {
+    if (!wide && !is_f32) {
         memcpy(to, from, (size_t)width * 2);
         return;
     }
     for (int64_t i = 0; i < width; i++) {
         bf16 x = is_f32 ? narrowed(((const float *)from)[i]) : ((const bf16 *)from)[i];
-        if (WIDE_ROWS) ((float *)to)[i] = widened(x);
+        if (wide) ((float *)to)[i] = widened(x);
         else ((bf16 *)to)[i] = x;
     }
 }
@@ -104,16 +104,14 @@ INLINE void take_queries(const row_task *t, const row_space *w, enum products pr
         uint32_t *words = w->queries + row * row_words(t, products);
         const void *from = (const char *)t->batch->queries + at * (t->batch->is_f32 ? 4 : 2);
         if (products == PRODUCTS_BYTES) {
-#if HAS_BYTE_PRODUCTS
             float plain[MAX_WIDTH];
             for (int64_t i = 0; i < width; i++)
                 plain[i] = number_at(from, i, (int)t->batch->is_f32);
-            w->steps[row] = split_query(plain, width, words, w->biases + row);
-#endif
+            w->steps[row] = split_row(plain, width, width, words, w->biases + row);
         } else if (products == PRODUCTS_F32) {
             memcpy(words, from, (size_t)t->words * 4);
         } else {
-            take_row(from, (int)t->batch->is_f32, width, words);
+            take_row(from, (int)t->batch->is_f32, width, widens_rows(products), words);
         }
     }
 }

@@ -65,7 +65,7 @@ INLINE int64_t rows_of(const row_task *t) {
 }
 /* From one row of queries to the next. */
 INLINE int64_t row_words(const row_task *t, enum products products) {
-    return WIDE_ROWS && products == PRODUCTS_PAIRS ? t->store->width : t->words;
+    return widens_rows(products) ? t->store->width : t->words;
 }
 INLINE int64_t position_of(const row_task *t, int64_t row) {
     return t->span->start + t->from + row % rows_per_head(t) / t->group;
@@ -185,7 +185,8 @@ INLINE float weigh(const row_task *t, const key_block *block, int units, int64_t
             if (block->scaled) p = v_mul(p, v_load(block->value_scales + i));
             if (products == PRODUCTS_BYTES) v_store(scores + i, p);
             else if (products == PRODUCTS_F32) v_store((float *)weights + i, p);
-            else store_weights(weights, i, p);
+            else if (widens_rows(products)) v_store((float *)weights + i, v_to_bf16(p));
+            else store_pairs((bf16 *)weights + i, p);
         }
     v_store(sums, total);
     *top = now;
@@ -217,25 +218,23 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
     for (int v = 0; v < units * UNIT_VECS; v += TILE_VECS) {
         int vecs = vecs_from(units * UNIT_KEYS, v * LANES);
         float *to = scores + v * LANES;
-#if HAS_BYTE_PRODUCTS
         if (bytes)
             score_bytes(count, vecs, width / 4, queries, t->words, w->biases + row,
                         block->keys + v, block->next_keys, to);
-#endif
-        if (!bytes)
+        else
             score_rows(count, vecs, t->words, queries, stride, block->keys + v,
                        block->next_keys, to, wide);
     }
-    for (int r = 0; r < count; r++) {
+    /* A position is a division by the group: of the first row only. */
+    int64_t place = row % rows_per_head(t) % t->group, position = position_of(t, row);
+    for (int r = 0; r < count; r++, place++) {
+        if (place == t->group) place = 0, position++;
         float *own = scores + r * BLOCK_KEYS;
         uint32_t *to = weights + r * BLOCK_KEYS;
-        fade[r] = weigh(t, block, units, position_of(t, row + r), own, to, w->tops + row + r,
+        fade[r] = weigh(t, block, units, position, own, to, w->tops + row + r,
                         w->sums + (row + r) * LANES, bytes ? w->steps[row + r] : 1.0f, products);
-#if HAS_BYTE_PRODUCTS
-        if (bytes) step[r] = split_weights(own, units, to, bias + r);
-#endif
+        if (bytes) step[r] = split_row(own, units * UNIT_KEYS, 4 * BYTE_WORDS, to, bias + r);
     }
-    (void)step, (void)bias;
     int64_t in_last = last + 1 - block->first[units - 1];
     int64_t keys = (units - 1) * UNIT_KEYS + (in_last < UNIT_KEYS ? in_last : UNIT_KEYS);
     for (int64_t column = 0; column < width; column += TILE_VECS * LANES) {
@@ -246,12 +245,10 @@ INLINE void add_block(const row_task *t, const key_block *block, int64_t row, in
         }
         float *acc = w->accs + row * width + column;
         int vecs = vecs_from(width, column);
-#if HAS_BYTE_PRODUCTS
         if (bytes)
             mix_bytes(count, vecs, (keys + 3) / 4, weights, bias, step, values, next, width * 4,
                       fade, acc, width);
-#endif
-        if (!bytes)
+        else
             mix_rows(count, vecs, wide ? keys : (keys + 1) / 2, weights, values, next, width * 4,
                      fade, acc, width, wide);
     }

@@ -146,7 +146,7 @@ static void run_tasks(const row_task *tasks, int64_t num, float *partials, char 
             run_task(t, after, &w, partials, PRODUCTS_TILES);
 #else
             if (store->kind == PAGE_F32) run_task(t, after, &w, partials, PRODUCTS_F32);
-            else if (HAS_BYTE_PRODUCTS && store->kind == PAGE_INT8)
+            else if (store->kind == PAGE_INT8)
                 run_task(t, after, &w, partials, PRODUCTS_BYTES);
             else run_task(t, after, &w, partials, PRODUCTS_PAIRS);
 #endif

@@ -36,8 +36,8 @@ INLINE vec dot(const uint32_t *row, int64_t s, operand b, vec sum, int wide, int
     if (wide) return v_fma(_mm512_castsi512_ps(word), _mm512_castsi512_ps(b), sum);
     return _mm512_dpbf16_ps(sum, (__m512bh)word, (__m512bh)b);
 }
-INLINE void store_weights(uint32_t *row, int i, vec x) {
-    _mm256_storeu_si256((void *)((bf16 *)row + i), (__m256i)_mm512_cvtneps_pbh(x));
+INLINE void store_pairs(bf16 *to, vec x) {
+    _mm256_storeu_si256((void *)to, (__m256i)_mm512_cvtneps_pbh(x));
 }
 #else
 enum { TILE_ROWS = LANES == 16 ? 6 : 2, WIDE_ROWS = 1 };
@@ -49,9 +49,10 @@ INLINE operand operand_of(const char *words, int wide, int pass) {
 INLINE vec dot(const uint32_t *row, int64_t s, operand b, vec sum, int wide, int pass) {
     return v_fma(v_set(((const float *)row)[wide ? s : 2 * s + 1 - pass]), b, sum);
 }
-INLINE void store_weights(uint32_t *row, int i, vec x) { v_store((float *)row + i, v_to_bf16(x)); }
+INLINE void store_pairs(bf16 *to, vec x) { v_store_bf16(to, x); }
 #endif
 INLINE int passes_of(int wide) { return WIDE_ROWS && !wide ? 2 : 1; }
+INLINE int widens_rows(enum products products) { return WIDE_ROWS && products == PRODUCTS_PAIRS; }
 
 /* Into the second-level cache: the first would have to give up what is being read. Measured on
    Zen 4, pages of 4 KiB in random order: 14 GB/s, to the first level 11, without 9. */
@@ -72,6 +73,18 @@ INLINE vint i_right_signed(vint a, int n) { return _mm512_sra_epi32(a, _mm_cvtsi
 INLINE vec i_to_vec(vint a) { return _mm512_cvtepi32_ps(a); }
 INLINE vec i_as_vec(vint a) { return _mm512_castsi512_ps(a); }
 INLINE vint v_as_int(vec a) { return _mm512_castps_si512(a); }
+INLINE vint i_add(vint a, vint b) { return _mm512_add_epi32(a, b); }
+INLINE vint i_sub(vint a, vint b) { return _mm512_sub_epi32(a, b); }
+INLINE vint i_rounded(vec a) { return _mm512_cvtps_epi32(a); }
+INLINE int32_t i_sum(vint a) { return _mm512_reduce_add_epi32(a); }
+INLINE vint i_odd_bytes(vint a) { return _mm512_srli_epi16(a, 8); }
+INLINE vint i_dot_halves(vint a, vint b) { return _mm512_madd_epi16(a, b); }
+/* Sixteen bits of each, by fours: those of 0 and 2, then those of 1 and 3. */
+INLINE void i_store_even_odd(int16_t *to, vint a) {
+    _mm256_storeu_si256((void *)to, _mm256_shuffle_epi8(_mm512_cvtsepi32_epi16(a), _mm256_setr_epi8(
+        0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+        0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)));
+}
 #else
 typedef __m256i vint;
 INLINE vint i_load(const void *p) { return _mm256_loadu_si256(p); }
@@ -86,6 +99,22 @@ INLINE vint i_right_signed(vint a, int n) { return _mm256_sra_epi32(a, _mm_cvtsi
 INLINE vec i_to_vec(vint a) { return _mm256_cvtepi32_ps(a); }
 INLINE vec i_as_vec(vint a) { return _mm256_castsi256_ps(a); }
 INLINE vint v_as_int(vec a) { return _mm256_castps_si256(a); }
+INLINE vint i_add(vint a, vint b) { return _mm256_add_epi32(a, b); }
+INLINE vint i_sub(vint a, vint b) { return _mm256_sub_epi32(a, b); }
+INLINE vint i_rounded(vec a) { return _mm256_cvtps_epi32(a); }
+INLINE int32_t i_sum(vint a) {
+    int32_t all[LANES], sum = 0;
+    i_store(all, a);
+    for (int i = 0; i < LANES; i++) sum += all[i];
+    return sum;
+}
+INLINE vint i_odd_bytes(vint a) { return _mm256_srli_epi16(a, 8); }
+INLINE vint i_dot_halves(vint a, vint b) { return _mm256_madd_epi16(a, b); }
+INLINE void i_store_even_odd(int16_t *to, vint a) {
+    __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    _mm_storeu_si128((void *)to, _mm_shuffle_epi8(halves, _mm_setr_epi8(
+        0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15)));
+}
 #endif
 
 /* scores[row][lane] = row . key for `vecs` vectors of keys; keys[i] are LANES keys, a step apart.

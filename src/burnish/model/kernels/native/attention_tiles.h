@@ -173,7 +173,7 @@ INLINE void add_tiled(const row_task *t, const key_block *block, const value_chu
     for (int r = 0; r < count; r++) {
         uint32_t *to = weights + r * WEIGHT_WORDS;
         fade[r] = weigh(t, block, units, position_of(t, row + r), scores + r * BLOCK_KEYS, to,
-                        w->tops + row + r, w->sums + (row + r) * LANES, 1.0f, PRODUCTS_PAIRS);
+                        w->tops + row + r, w->sums + (row + r) * LANES, 1.0f, PRODUCTS_TILES);
         spread_weights(block, units, start, (bf16 *)to);
     }
     /* The scores are used up: their room takes the products. */
