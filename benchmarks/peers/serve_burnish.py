@@ -21,7 +21,7 @@ class Engine:
         torch.set_num_threads(setup["threads"])
         if setup.get("textbook"):
             textbook.install()
-        loaded = load_model(setup["model"])
+        loaded = load_model(setup["model"], dtype="bfloat16")
         self.state = loaded.decoder.state_dict()
         limits = CoreLimits(
             num_pages=setup["num_pages"], max_running=setup["max_batch"], budget_tokens=2048

@@ -66,7 +66,12 @@ async def _measure(config: RunConfig, quick: bool) -> EngineFigures:
 
     check_engine(config)
     _progress(f"loading {config.model.source}")
-    loaded = load_model(config.model.source, context=config.model.context, rope=config.model.rope)
+    loaded = load_model(
+        config.model.source,
+        context=config.model.context,
+        rope=config.model.rope,
+        dtype=config.engine.dtype,
+    )
     opened = await open_engine(config, loaded, None, for_training=False)
     is_local = config.engine.backend is EngineBackend.LOCAL
     limits = core_limits(config)

@@ -12,8 +12,10 @@ from burnish.model.decoder import Decoder
 from burnish.model.names import Part, parts
 
 
-def assemble(config: ModelConfig, read: Callable[[Part], Tensor], *, source: str) -> Decoder:
-    """A decoder in fp32 and evaluation mode, filled with what `read` returns for each part.
+def assemble(
+    config: ModelConfig, fill: Callable[[Part, Tensor], None], *, source: str, dtype: torch.dtype
+) -> Decoder:
+    """A decoder in evaluation mode; `fill` writes a part's numbers into the given rows of `dtype`.
 
     Check names and shapes against `parts(config)` before: this allocates the whole model.
 
@@ -24,14 +26,12 @@ def assemble(config: ModelConfig, read: Callable[[Part], Tensor], *, source: str
     with torch.device("meta"):
         decoder = Decoder(config)
     state = {
-        name: torch.empty(tensor.shape, dtype=torch.float32)
+        name: torch.empty(tensor.shape, dtype=dtype)
         for name, tensor in decoder.state_dict().items()
     }
     for part in parts(config):
-        stored = read(part)
-        assert tuple(stored.shape) == part.shape, (part, stored.shape)
         rows = state[part.own][part.start : part.start + part.shape[0]]
-        rows.copy_(stored)
+        fill(part, rows)
         # NaN spreads through min and max: one pass, a third of the time of isfinite().all().
         if not all(map(math.isfinite, torch.stack(rows.aminmax()).tolist())):
             raise UserError(

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
+from torch import Tensor
 
 from burnish.core.errors import UserError
+from burnish.model.gguf_quants import dequantise
 
 Type = GGMLQuantizationType
 
@@ -83,7 +85,21 @@ class GgufFile:
             raise _unreadable(path, error) from error
 
     def read(self, name: str) -> NDArray[np.float32]:
-        """The tensor `name`, dequantised, in its shape."""
+        """The tensor `name`, dequantised, in its shape.
+
+        Raises:
+            UserError: if the file cannot be read or has become shorter.
+        """
+        values = torch.empty(self.tensors[name].shape, dtype=torch.float32)
+        self.read_into(name, values)
+        return values.numpy()
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Write the tensor `name`, dequantised, to `out`: contiguous, of its shape and any dtype.
+
+        Raises:
+            UserError: if the file cannot be read or has become shorter.
+        """
         info = self.tensors[name]
         try:
             with self.path.open("rb") as stream:
@@ -93,17 +109,10 @@ class GgufFile:
             raise _unreadable(self.path, error) from error
         if raw.size != info.num_bytes:
             raise _damaged(self.path, f"tensor {name!r} ends early", "the file shrank meanwhile")
+        assert out.shape == info.shape, (out.shape, info)
         # Scales of a damaged file may be infinite: `assemble` reports that by name.
         with np.errstate(all="ignore"):
-            if info.type == Type.F32:
-                values = raw.view("<f4").astype(np.float32, copy=False)
-            elif info.type == Type.F16:
-                values = raw.view("<f2").astype(np.float32)
-            else:
-                # By rows: the library then works on small pieces, with small temporaries.
-                rows = raw.reshape(math.prod(info.shape[:-1]), -1)
-                values = dequantize(rows, info.type)
-        return np.ascontiguousarray(values.reshape(info.shape), dtype=np.float32)
+            dequantise(torch.from_numpy(raw), info.type, out)
 
 
 class _Cursor:
@@ -135,6 +144,26 @@ class _Cursor:
 
     def u64(self, what: str) -> int:
         return int.from_bytes(self.take(8, what), "little")
+
+    def texts(self, what: str, count: int) -> list[str]:
+        """`count` strings: vocabularies have 100,000."""
+        found, read = [], self._stream.read
+        position, size = self.position, self.size
+        try:
+            for _ in range(count):
+                length = int.from_bytes(read(8), "little")
+                position += 8 + length
+                if position > size:
+                    raise _damaged(
+                        self.path, f"{what} ends behind the file", "truncated or damaged"
+                    )
+                found.append(str(read(length), "utf-8"))
+        except UnicodeDecodeError as error:
+            raise _damaged(self.path, f"{what} is not UTF-8", "damaged") from error
+        if self._stream.tell() != position:
+            raise _damaged(self.path, f"{what} ends early", "the file shrank meanwhile")
+        self.position = position
+        return found
 
     def text(self, what: str, limit: int | None = None) -> str:
         length = self.u64(what)
@@ -186,7 +215,7 @@ def _value(cursor: _Cursor, key: str) -> Any:
     if kind != _STRING:
         return _numbers(cursor, kind, count, what)
     cursor.need(count * 8, f"{what} of {count} strings")
-    return [cursor.text(what) for _ in range(count)]
+    return cursor.texts(what, count)
 
 
 def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> NDArray[Any]:

@@ -79,8 +79,10 @@ def read_config(file: GgufFile) -> ModelConfig:
     return config
 
 
-def load_decoder(file: GgufFile, config: ModelConfig) -> Decoder:
-    """Weights in fp32.
+def load_decoder(
+    file: GgufFile, config: ModelConfig, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    """Weights in `dtype`.
 
     Raises:
         UserError: if a tensor is missing, of another shape than `config` says, or not expected.
@@ -88,11 +90,13 @@ def load_decoder(file: GgufFile, config: ModelConfig) -> Decoder:
     _check_tensors(file, config)
     interleaved = file.metadata["general.architecture"] == "llama"
 
-    def read(part: Part) -> Tensor:
-        rows = torch.from_numpy(file.read(part.gguf))
-        return half_split(rows, part.rotary_heads) if interleaved and part.rotary_heads else rows
+    def fill(part: Part, rows: Tensor) -> None:
+        if interleaved and part.rotary_heads:
+            rows.copy_(half_split(torch.from_numpy(file.read(part.gguf)), part.rotary_heads))
+        else:
+            file.read_into(part.gguf, rows)
 
-    return assemble(config, read, source=str(file.path))
+    return assemble(config, fill, source=str(file.path), dtype=dtype)
 
 
 def half_split(rows: Tensor, num_heads: int) -> Tensor:

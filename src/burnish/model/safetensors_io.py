@@ -49,8 +49,10 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def load_decoder(directory: Path, files: list[Path], config: ModelConfig) -> Decoder:
-    """Weights in fp32.
+def load_decoder(
+    directory: Path, files: list[Path], config: ModelConfig, dtype: torch.dtype = torch.float32
+) -> Decoder:
+    """Weights in `dtype`.
 
     Raises:
         UserError: if a file is damaged, or names, shapes or types do not fit `config`.
@@ -59,12 +61,11 @@ def load_decoder(directory: Path, files: list[Path], config: ModelConfig) -> Dec
         where = _tensor_files(files)
         _check(directory, where, config)
 
-        def read(part: Part) -> Tensor:
+        def fill(part: Part, rows: Tensor) -> None:
             with safe_open(where[part.hf], framework="pt") as file:
-                tensor: Tensor = file.get_tensor(part.hf)
-            return tensor
+                rows.copy_(file.get_tensor(part.hf))
 
-        return assemble(config, read, source=str(directory))
+        return assemble(config, fill, source=str(directory), dtype=dtype)
     except SafetensorError as error:
         raise UserError(
             f"{directory}: damaged weights ({one_line(error)}).", fix=_REFETCH

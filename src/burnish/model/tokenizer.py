@@ -7,6 +7,7 @@ then vouches for every character, says `allow_special=True`.
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class Tokenizer:
                 f"{source}: the tokenizer is not byte-level BPE.",
                 fix="use a model with one, such as SmolLM, Llama 3, Qwen or Mistral Nemo.",
             )
-        self._backend, self._plain = _build(text, source), _build(text, source)
+        self._plain = _build(text, source)
         self._plain.encode_special_tokens = True
         self.special_ids: dict[str, int] = {
             token["content"]: token["id"]
@@ -62,16 +63,16 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Number of tokens; the model's embedding may have more rows."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return self._plain.get_vocab_size(with_added_tokens=True)
 
     @property
     def max_id(self) -> int:
         """The highest id that `encode` can give."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values())
+        return max(self._plain.get_vocab(with_added_tokens=True).values())
 
     def encode(self, text: str, allow_special: bool = False) -> list[int]:
         """Token ids, nothing added. Special tokens in `text` are plain text unless allowed."""
-        backend = self._backend if allow_special else self._plain
+        backend = self._marked if allow_special else self._plain
         # Lone surrogates have no bytes; output of a program may hold them.
         text = text.encode("utf-8", "replace").decode("utf-8")
         ids: list[int] = backend.encode(text, add_special_tokens=False).ids
@@ -79,24 +80,29 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        return self._plain.decode(list(ids), skip_special_tokens=skip_special)
 
     def token_id(self, role: str) -> int | None:
         """Id of a named special token such as `eos_token`, if the model has it."""
         content = self.named.get(role)
-        return None if content is None else self._backend.token_to_id(content)
+        return None if content is None else self._plain.token_to_id(content)
 
     def save(self, path: Path) -> None:
         """Write `tokenizer.json`."""
-        path.write_text(self._backend.to_str(pretty=True), encoding="utf-8")
+        path.write_text(self._plain.to_str(pretty=True), encoding="utf-8")
 
     def to_json(self) -> str:
         """What `save` writes, for libraries that read a `tokenizer.json`."""
-        return self._backend.to_str()
+        return self._plain.to_str()
+
+    @cached_property
+    def _marked(self) -> Backend:
+        """As `_plain`, but special tokens are markup. Built when needed: that takes long."""
+        return _build(self._plain.to_str(), self.source)
 
     def _check_named(self) -> None:
         for role, content in self.named.items():
-            if self._backend.token_to_id(content) is None:
+            if self._plain.token_to_id(content) is None:
                 raise UserError(
                     f"{self.source}: {role} {content!r} is not in the vocabulary.",
                     fix="take the tokenizer files from the model's own repository.",

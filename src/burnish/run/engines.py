@@ -183,7 +183,7 @@ def _draft(config: RunConfig, loaded: LoadedModel) -> DraftSource | None:
 
     if config.engine.speculation is not Speculation.DRAFT:
         return None
-    draft = load_model(config.engine.draft_model)
+    draft = load_model(config.engine.draft_model, dtype=config.engine.dtype)
     if draft.tokenizer.to_json() != loaded.tokenizer.to_json():
         raise UserError(
             f"engine.draft_model {config.engine.draft_model!r} has another tokenizer.",

@@ -50,6 +50,17 @@ def test_export_loads_in_transformers_with_the_same_logits(
         assert torch.equal(weight, again.decoder.state_dict()[name]), name
 
 
+def test_bf16_loading_rounds_the_stored_weights(
+    family: str, make_hf: MakeHf, tmp_path: Path
+) -> None:
+    make_hf(family, tmp_path)
+    wide = load_model(str(tmp_path)).decoder
+    got = load_model(str(tmp_path), dtype="bfloat16").decoder
+    for name, weight in wide.state_dict().items():
+        assert torch.equal(weight.bfloat16(), got.state_dict()[name]), name
+    assert torch.equal(got.inv_freq, wide.inv_freq), "frequencies stay in fp32"
+
+
 def test_bf16_export_holds_the_rounded_weights(make_hf: MakeHf, tmp_path: Path) -> None:
     make_hf("qwen2", tmp_path / "in")
     ours = load_model(str(tmp_path / "in"))

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf import GGUFWriter
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize, quantize
 
+from burnish.model import gguf_quants
 from burnish.model.gguf_file import SUPPORTED_TYPES, GgufFile
 
 ROWS, COLUMNS = 6, 512
@@ -52,6 +54,22 @@ def test_a_block_reads_as_the_format_is_defined(kind: Type, tmp_path: Path) -> N
     expected = [value for row in raw for value in SCALAR[kind](row.tobytes())]
     got = read_back(tmp_path / "x.gguf", raw.reshape(ROWS, -1), kind)
     np.testing.assert_allclose(got.reshape(-1), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED_TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pieces_and_types_change_no_number(
+    kind: Type, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block, size = GGML_QUANT_SIZES[kind]
+    raw = np.random.default_rng(2).integers(0, 60, (ROWS, COLUMNS // block * size), np.uint8)
+    whole = read_back(tmp_path / "x.gguf", raw, kind)
+    for name in ("_PIECE", "_WIDE_PIECE"):
+        monkeypatch.setattr(gguf_quants, name, 5 * 256)
+    got = torch.full((ROWS, COLUMNS), 7.0, dtype=dtype)
+    GgufFile(tmp_path / "x.gguf").read_into("x", got)
+    assert np.isfinite(whole).all()
+    assert torch.equal(got, torch.from_numpy(whole).to(dtype))
 
 
 def half(data: bytes, offset: int) -> float:

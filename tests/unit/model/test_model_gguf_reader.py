@@ -137,6 +137,18 @@ def test_each_family_reads_back_whole(
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("the user")) == "the user"
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bf16_weights_are_the_rounded_ones(
+    name: str, tmp_path: Path, tiny_document: dict[str, Any]
+) -> None:
+    decoder = random_decoder(CONFIGS[name])
+    write_gguf(tmp_path / "tiny.gguf", decoder, tiny_document)
+    got = load_model(str(tmp_path / "tiny.gguf"), dtype="bfloat16").decoder
+    for key, weight in decoder.state_dict().items():
+        assert torch.equal(weight.bfloat16(), got.state_dict()[key]), key
+    assert torch.equal(got.inv_freq, decoder.inv_freq), "frequencies stay in fp32"
+
+
 def test_a_file_cut_anywhere_is_refused_by_name(llama: Path) -> None:
     whole = llama.read_bytes()
     for length in [0, 1, 3, 4, 7, 8, 23, 24, *range(25, len(whole), 2999), len(whole) - 33]:
