@@ -56,20 +56,40 @@ def test_a_block_reads_as_the_format_is_defined(kind: Type, tmp_path: Path) -> N
     np.testing.assert_allclose(got.reshape(-1), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", SUPPORTED_TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("native", [True, False], ids=["native", "library"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", SUPPORTED_TYPES, ids=lambda kind: kind.name)
 def test_pieces_and_types_change_no_number(
-    kind: Type, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Type, dtype: torch.dtype, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """More blocks than a task of the kernel has, fewer at the end."""
     block, size = GGML_QUANT_SIZES[kind]
-    raw = np.random.default_rng(2).integers(0, 60, (ROWS, COLUMNS // block * size), np.uint8)
-    whole = read_back(tmp_path / "x.gguf", raw, kind)
-    for name in ("_PIECE", "_WIDE_PIECE"):
-        monkeypatch.setattr(gguf_quants, name, 5 * 256)
-    got = torch.full((ROWS, COLUMNS), 7.0, dtype=dtype)
+    rows = 70_000 // COLUMNS
+    raw = np.random.default_rng(2).integers(0, 60, (rows, COLUMNS // block * size), np.uint8)
+    whole = dequantize(raw, kind)
+    read_back(tmp_path / "x.gguf", raw, kind)
+    monkeypatch.setattr(gguf_quants, "_PIECE", 5 * 256)
+    if not native:
+        monkeypatch.setattr(gguf_quants, "can_unpack", lambda kind, dtype: False)
+    got = torch.full((rows, COLUMNS), 7.0, dtype=dtype)
     GgufFile(tmp_path / "x.gguf").read_into("x", got)
     assert np.isfinite(whole).all()
     assert torch.equal(got, torch.from_numpy(whole).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0], ids=lambda kind: kind.name)
+def test_every_scale_is_read_as_the_library_reads_it(kind: Type, dtype: torch.dtype) -> None:
+    """All 65,536 of them: subnormal, infinite and NaN ones too."""
+    size = GGML_QUANT_SIZES[kind][1]
+    raw = np.random.default_rng(3).integers(0, 256, (65_536, size), np.uint8)
+    raw[:, :2] = np.arange(65_536, dtype="<u2").view(np.uint8).reshape(-1, 2)
+    with np.errstate(all="ignore"):
+        expected = torch.from_numpy(dequantize(raw, kind)).to(dtype)
+    got = torch.empty(65_536, 32, dtype=dtype)
+    gguf_quants.dequantise(torch.from_numpy(raw).view(-1), kind, got)
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.nan_to_num(), expected.nan_to_num())
 
 
 def half(data: bytes, offset: int) -> float:
