@@ -21,8 +21,10 @@ attention and the disk tier by long_context.py, the planner by scheduler.py.
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -289,7 +291,11 @@ def swap_row(bench: Bench) -> list[Row]:
 def first_token_row(bench: Bench) -> list[Row]:
     """From the start of a process to the first token of a model on disk, each round anew."""
     seconds: dict[str, list[float]] = {"burnish": [], "vllm": []}
+    torch_s = []
     for _ in range(bench.rounds):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+        torch_s.append(time.perf_counter() - start)
         for name, taken in seconds.items():
             try:
                 peer = bench._spawn(name)
@@ -303,7 +309,7 @@ def first_token_row(bench: Bench) -> list[Row]:
     ours, theirs = (min(taken, default=None) for taken in seconds.values())
     row = plain(FIRST_TOKEN, ours, "s", ours is not None and ours <= 5.0, target=5.0)
     rounds = ", ".join(f"{taken:.2f}" for taken in seconds["burnish"])
-    note = f"at most; round by round: {rounds}"
+    note = f"at most; round by round: {rounds}; import of torch alone: {min(torch_s):.2f}"
     note += "" if theirs else f"; vllm {bench.absent.get('vllm', '')}"
     ratio = round(theirs / ours, 2) if ours and theirs else None
     more = {"peer": "vllm", "peer_value": theirs, "ratio": ratio, "note": note}

@@ -81,31 +81,49 @@ int FOR_ISA(mass_pages)(const page_store *store, const query_batch *batch,
     return 0;
 }
 
+/* Pages of one task, and how far ahead their bounds are fetched: pages lie anywhere. */
+enum { BOUND_PAGES = 128, BOUND_AHEAD = 4 };
+
+static void bound_row(const page_store *store, const void *query, int is_f32, float scale,
+                      int64_t head, const int32_t *table, int64_t pages, float *to) {
+    int64_t width = store->width;
+    for (int64_t i = 0; i < pages; i++) {
+        if (i + BOUND_AHEAD < pages && table[i + BOUND_AHEAD] >= 0) {
+            const char *next = (const char *)bounds_of(store, table[i + BOUND_AHEAD], head);
+            for (int64_t byte = 0; byte < 4 * width; byte += LINE_BYTES) fetch(next + byte);
+        }
+        if (table[i] < 0) {
+            to[i] = -INFINITY;
+            continue;
+        }
+        const bf16 *low = bounds_of(store, table[i], head), *high = low + width;
+        vec sum = v_zero();
+        for (int64_t d = 0; d < width; d += LANES) {
+            vec q = is_f32 ? v_load((const float *)query + d) : v_load_bf16((const bf16 *)query + d);
+            sum = v_add(sum, v_max(v_mul(q, v_load_bf16(low + d)), v_mul(q, v_load_bf16(high + d))));
+        }
+        to[i] = v_sum(sum) * scale;
+    }
+}
+
 void FOR_ISA(bound_pages)(const page_store *store, const query_batch *batch,
                           const int64_t *starts, int64_t tokens, const int32_t *tables,
                           float *out, int64_t out_stride, int num_threads) {
-    int64_t group = batch->heads / store->heads, width = store->width;
-#pragma omp parallel for num_threads(num_threads) collapse(2) schedule(dynamic, 1)
+    int64_t group = batch->heads / store->heads, longest = 0;
+    for (int64_t i = 0; i < tokens; i++)
+        longest = starts[i + 1] - starts[i] > longest ? starts[i + 1] - starts[i] : longest;
+    int64_t pieces = (longest + BOUND_PAGES - 1) / BOUND_PAGES;
+#pragma omp parallel for num_threads(num_threads) collapse(3) schedule(dynamic, 1)
     for (int64_t token = 0; token < tokens; token++)
-        for (int64_t head = 0; head < batch->heads; head++) {
-            const int32_t *table = tables + starts[token];
-            int64_t pages = starts[token + 1] - starts[token];
-            int64_t at = (token * batch->heads + head) * width;
-            float *to = out + (token * batch->heads + head) * out_stride;
-            for (int64_t i = 0; i < pages; i++) {
-                if (table[i] < 0) {
-                    to[i] = -INFINITY;
-                    continue;
-                }
-                const bf16 *low = bounds_of(store, table[i], head / group), *high = low + width;
-                vec sum = v_zero();
-                for (int64_t d = 0; d < width; d += LANES) {
-                    vec q = batch->is_f32 ? v_load((const float *)batch->queries + at + d)
-                                          : v_load_bf16((const bf16 *)batch->queries + at + d);
-                    sum = v_add(sum, v_max(v_mul(q, v_load_bf16(low + d)),
-                                           v_mul(q, v_load_bf16(high + d))));
-                }
-                to[i] = v_sum(sum) * batch->scale;
+        for (int64_t head = 0; head < batch->heads; head++)
+            for (int64_t piece = 0; piece < pieces; piece++) {
+                int64_t first = starts[token] + piece * BOUND_PAGES, left = starts[token + 1] - first;
+                if (left <= 0) continue;
+                int64_t row = token * batch->heads + head;
+                const char *query =
+                    (const char *)batch->queries + row * store->width * (batch->is_f32 ? 4 : 2);
+                bound_row(store, query, (int)batch->is_f32, batch->scale, head / group,
+                          tables + first, left < BOUND_PAGES ? left : BOUND_PAGES,
+                          out + row * out_stride + piece * BOUND_PAGES);
             }
-        }
 }
